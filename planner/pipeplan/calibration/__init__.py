@@ -1,4 +1,4 @@
-"""`pipeplan calibrate`: a profile and a cluster that predict the measured step times of runs.
+"""`pipeplan calibrate`: fits a profile and a cluster so that they predict the measured step times of runs.
 
 `pipeplan.run_data` reads run folders.
 """

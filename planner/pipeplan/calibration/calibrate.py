@@ -8,7 +8,7 @@ forward f, backward b and step u in the profile, and F, B, U measured:
     backward             its own · (B + o B / (F + B)) / b
     step                 its own · U / u
 
-Here o is all other busy time of a replica (sending tensors, the executor itself, waiting for all-reduces) less the
+Here o is all other busy time of a replica (sending tensors, the executor itself, waiting for all-reduces) minus the
 predicted exposed time of all-reduces. Plans are charged for o through the layers of their stages.
 """
 
@@ -35,7 +35,7 @@ from pipeplan.profile_data.profile import Profile
 Times = NDArray[np.float64]
 """The times of all layers (rows) in seconds per minibatch on a worker of speed 1: forward, backward and step."""
 LEAST = 0.2
-"""Smallest share of a stage's measured passes that its layers get, however large the predicted all-reduces are."""
+"""Smallest share of a stage's measured passes that its layers get, even if the predicted all-reduces are large."""
 ROUNDS = 20
 CLOSE = 1e-9
 EXPLAINED = 0.01
@@ -55,15 +55,14 @@ class Calibrated:
     step_times_s: tuple[float, ...]
     """Predicted seconds per minibatch of the plan of every run, with the new times."""
     unexplained: str
-    """The resource that bounds the step time, if a factor on the layers' times cannot explain the step time; else
-    empty."""
+    """The resource that bounds the step time if no factor on the layers' times explains the step time; else empty."""
 
 
 def calibrate(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -> Calibrated:
-    """Fit the times of `profile` and the efficiencies of `cluster` to runs of plans of both.
+    """Fit the times of `profile` and the efficiencies of `cluster` to runs of plans for both.
 
     The efficiency of all-reduces is fitted first. The layers' times are then set so that each stage, including the
-    predicted all-reduces, is as busy as measured, in the mean over the runs. If a boundary then bounds a step time, its
+    predicted all-reduces, is as busy as measured on average. If a boundary then bounds a step time, the boundary's
     efficiency is fitted to that time. The remaining difference is time in which no stage is busy, such as bubbles and
     jitter. One factor on all layers' times accounts for this difference, and does not change which plan is best. Raises
     `InputError` for a mixture of training and inference runs, and for a plan whose depths are too small.
@@ -99,7 +98,7 @@ def _scores(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -> 
 
 
 def _times_of(run: ObservedRun, profile: Profile, cluster: Cluster) -> Times:
-    """The times of all layers by one run.
+    """The times of all layers that one run shows.
 
     The predicted exposed time of an all-reduce depends on the layers' times, so both are computed by iteration.
     """
@@ -115,13 +114,13 @@ def _times_of(run: ObservedRun, profile: Profile, cluster: Cluster) -> Times:
 
 
 def _with_measured_passes(run: ObservedRun, profile: Profile, cluster: Cluster) -> Profile:
-    """The profile with the times of passes as a run measured them, without the other time of the workers."""
+    """The profile with the times of passes that a run measured, without the workers' other busy time."""
     others = [busy.own_s + busy.sync_s for busy in run.stages]
     return with_times(profile, layer_times(run, profile, cluster, others))
 
 
 def layer_times(run: ObservedRun, profile: Profile, cluster: Cluster, exposed_s: Sequence[float]) -> Times:
-    """The times of all layers by one run. `exposed_s` is the predicted exposed time of all-reduces, by stage."""
+    """The times of all layers that one run shows; `exposed_s` is the predicted exposed all-reduce time, by stage."""
     row_of = {layer.name: row for row, layer in enumerate(profile.layers)}
     old = _profiled(profile.layers)
     parameters = np.array([float(layer.parameter_bytes) for layer in profile.layers])
@@ -140,7 +139,7 @@ def layer_times(run: ObservedRun, profile: Profile, cluster: Cluster, exposed_s:
         times[rows, 0] = _parts(forward, old[rows, 0])
         times[rows, 1] = _parts(backward, old[rows, 1])
         times[rows, 2] = _parts(update, old[rows, 2], parameters[rows])
-        # The last stage reads the targets, which the loss after its last layer needs.
+        # The last stage reads the targets for the loss, which follows its last layer.
         reader = rows[-1 if stage is run.plan.stages[-1] and len(run.plan.stages) > 1 else 0]
         times[reader, 0] += busy.load_s * speed
     if run.plan.inference:  # a run of inference measures only forward passes
@@ -161,8 +160,7 @@ def _parts(total: float, *measures: Times) -> Times:
 
 
 def _stretch(slack: float, inference: bool) -> Times:
-    """The factors on the times of forward passes, backward passes and steps. A run of inference measures only forward
-    passes."""
+    """The factors on the times of forward passes, backward passes and steps. Inference measures only forward passes."""
     return np.array([slack, *((1.0, 1.0) if inference else (slack, slack))])
 
 

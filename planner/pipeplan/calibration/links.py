@@ -1,4 +1,4 @@
-"""Fits the link efficiencies of all-reduces and messages, by level, as far as runs determine them."""
+"""Fits the efficiencies of links for all-reduces and messages, by level, as far as runs determine them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeplan.profile_data.profile import Profile
 UNSURE = 0.01
 """Measurement error of an all-reduce's exposed time, as a share of the stage's backward pass."""
 TELLING = 2.0
-"""An efficiency counts as determined if the measurement error changes it by at most this factor."""
+"""Largest factor by which the measurement error may change an efficiency that counts as determined."""
 LEAST = 1e-4
 """Smallest efficiency of a link."""
 CLOSE = 1e-9
@@ -96,7 +96,7 @@ def fit_messages(
 def _with_efficiencies(
     cluster: Cluster, operation: str, field: str, samples: Mapping[int, Sequence[float]], reasons: Mapping[int, str]
 ) -> tuple[Cluster, list[FittedEfficiency]]:
-    """The cluster with the median of the samples of every level, and the fit of each level.
+    """The cluster with each level's median of samples as its efficiency, and the fit of each level.
 
     `samples` and `reasons` are keyed by the index of a level."""
     levels, fitted = [], []
@@ -111,7 +111,7 @@ def _with_efficiencies(
 
 
 def _efficiency(cluster: Cluster, run: ObservedRun, index: int, profile: Profile, number: int) -> float | str:
-    """The efficiency of a level by the all-reduces of one stage, or the reason why they do not determine it."""
+    """The efficiency of a level that one stage's all-reduces show, or the reason why they do not determine it."""
     plan, busy = run.plan, run.stages[index]
     stage = plan.stages[index]
     if not cluster.uniform:
@@ -155,7 +155,7 @@ def _exposed_s(plan: Plan, problem: Problem, index: int, links: Links) -> float:
 def _solve(exposed_s: Callable[[float], float], measured: float) -> float:
     """The efficiency, from `LEAST` to 1, at which the exposed time is as measured.
 
-    The exposed time falls as the efficiency grows. The function has a kink wherever one more bucket is hidden, so
+    The exposed time falls as the efficiency grows. The function has a kink wherever one more bucket becomes hidden, so
     bisection is used.
     """
     if exposed_s(1.0) >= measured:

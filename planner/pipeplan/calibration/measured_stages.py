@@ -1,8 +1,8 @@
 """The measured times of a run's stages, read from its summary and its workers' metrics, and checked against its plan.
 
-An all-reduce delays a stage by the time of its transfer. The last replica to join waits only for the transfer. So the
-transfer time is the shortest waiting time among the replicas at an update. The other replicas also wait for slower
-replicas, which no link causes.
+An all-reduce delays a stage by its transfer time. The last replica to join waits only for the transfer. So the transfer
+time is the shortest waiting time among the replicas at an update. The other replicas also wait for slower replicas, and
+links do not cause that wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def hides_allreduce(plan: Plan, index: int) -> bool:
 
 
 def update_group(plan: Plan, index: int) -> int:
-    """Number of the pipeline's minibatches per update of a stage."""
+    """Number of minibatches of the pipeline for each update of a stage."""
     accumulated = plan.accumulate if plan.schedule in ACCUMULATING else None
     return accumulated or plan.stages[index].replicas
 
@@ -96,7 +96,7 @@ class BusyTimes(NamedTuple):
         return math.fsum(self)
 
     def scaled(self, factor: float) -> BusyTimes:
-        """Every time of this object multiplied by a factor."""
+        """These times, each multiplied by a factor."""
         return BusyTimes(*(time_s * factor for time_s in self))
 
 
@@ -116,13 +116,13 @@ class ObservedRun:
     stages: tuple[BusyTimes, ...]
     """Busy times by stage. If workers share cores, waiting for a core is excluded."""
     shares: tuple[float, ...]
-    """Share of the measured times that remains without waiting for a core, by stage; 1 if no cores are shared."""
+    """By stage, share of the measured times without the wait for a core; 1 if no cores are shared."""
     shared: bool = False
     """Whether workers share cores."""
     transfers_s: tuple[float | None, ...] = ()
     """Seconds that the last replica to join an all-reduce waits for it, by stage; None if unknown."""
     disturbed: float = 0.0
-    """Largest share of a worker's time that it waited for a core, if no cores are shared; else 0."""
+    """Largest share of its time that any worker waited for a core, if no cores are shared; else 0."""
 
 
 def observe_run(run: MeasuredRun, path: Path, plan: Plan, options: Options, shared: bool) -> ObservedRun:

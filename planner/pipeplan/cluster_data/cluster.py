@@ -5,8 +5,8 @@ that every component of every level holds consecutive numbers: with servers of 4
 In a uniform cluster all servers are the same. In a heterogeneous cluster they may differ in the kind and number of
 their devices, in links and in price, and each server is listed.
 
-A server with unequal devices is a component of level 2, named `server`. This component joins one machine for each
-device. So its devices are treated like servers that differ; for example, their orders are tried:
+A server with unequal devices is a component of level 2, named `server`, which joins one machine for each device. So
+the planner treats these devices like servers that differ. For example, it tries them in different orders:
 
     levels     level 1: device     level 2: server          level 3: cluster
     machines   [4090] [4060 Ti]    {[4090] [4060 Ti]}       …
@@ -36,8 +36,8 @@ from pipeplan.util.files import LARGEST
 from pipeplan.util.typed import json_fields, settle_numbers
 
 SHARDED_RINGS = 1.5
-"""Number of ring all-reduces whose time an exchange takes if replicas reduce gradients and gather weights. An
-all-gather takes half of an all-reduce."""
+"""Time of an exchange if replicas reduce gradients and gather weights, as a multiple of a ring all-reduce. An
+all-gather takes half the time of an all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Cluster:
     """The levels, innermost first. In a heterogeneous cluster, the innermost level summarises the servers: it has the
     largest number of devices and the slowest links of any server."""
     machines: tuple[Server, ...] = ()
-    """The servers of a heterogeneous cluster in order, or their devices if the devices of one server differ. These
-    machines form the innermost level. Empty in a uniform cluster."""
+    """The servers of a heterogeneous cluster in order, or their devices if the devices of some server differ; empty in
+    a uniform cluster. The machines form the innermost level."""
     server_price: float | None = None
     """Price of one server of a uniform cluster for one hour; None if unknown."""
     executor: ExecutorCosts = NO_COSTS
@@ -111,12 +111,12 @@ class Cluster:
     def speed_of(self, workers: Iterable[int]) -> float:
         """The slowest speed among some workers.
 
-        A stage on these workers has this speed, because they take minibatches in turn.
+        A stage on these workers has this speed, because the workers take minibatches in turn.
         """
         return self.device.speed if self.uniform else min(self.devices[worker].speed for worker in workers)
 
     def relative_times(self, workers: Iterable[int]) -> tuple[float, ...]:
-        """The time of a pass on each of some workers, relative to its time on the slowest of them."""
+        """The time of a pass on each of these workers, relative to its time on the slowest of them."""
         speeds = [self.device_of(worker).speed for worker in workers]
         return tuple(min(speeds) / speed for speed in speeds)
 
@@ -251,7 +251,7 @@ class Cluster:
         return self.server_of(max(workers)) + 1
 
     def level_between(self, first: int, last: int) -> int:
-        """The smallest level with a component that contains workers `first` … `last`; 0 if they are the same worker.
+        """The smallest level with a component that contains workers `first` … `last`; 0 if both are the same worker.
 
         Raises a `ValueError` if one of them is not in the cluster.
         """

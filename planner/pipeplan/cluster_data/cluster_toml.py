@@ -1,4 +1,4 @@
-"""Reads and writes cluster files (docs/file-formats.md), and finds the bundled ones."""
+"""Reads and writes cluster files (docs/file-formats.md), and finds the bundled clusters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOST_SERVERS = 1 << 16
 
 
 def bundled_cluster_names() -> list[str]:
-    """The clusters that come with pipeplan, besides `local`."""
+    """The clusters that come with pipeplan, except `local`."""
     return sorted(path.stem for path in (files.bundled_folder("profiles") / "clusters").glob("*.toml"))
 
 
@@ -79,7 +79,7 @@ def read_cluster(path: Path) -> Cluster:
 def _heterogeneous(file: ListedFile) -> Cluster:
     """The cluster of a file that lists its servers.
 
-    If all servers are the same, the result equals that of a file with one [device].
+    If all servers are the same, the result is the same as for a file with one [device].
     """
     devices = _devices(file.devices)
     tables = [_checked(number, table, devices) for number, table in enumerate(file.server)]
@@ -126,9 +126,9 @@ def _devices(tables: Sequence[DeviceTable]) -> dict[str, Device]:
 
 
 def _checked(number: int, table: ServerTable, devices: dict[str, Device]) -> ServerTable:
-    """A checked [[server]] table: its devices are known, and no figure is missing.
+    """A [[server]] table after checks that its devices are known and no figure is missing.
 
-    A list of devices that have one name is replaced by their number.
+    If all listed devices have the same name, their number replaces the list.
     """
     where, count = f"server[{number}]", table.count
     if isinstance(table.devices, int) == (table.device is None):
@@ -306,10 +306,9 @@ def _size(value: float) -> str:
 def _quantity(
     value: float, units: Sequence[tuple[str, float]], parse: Callable[[object, str], float], base: str
 ) -> str:
-    """A quantity as a TOML value, in the largest unit that gives at least 1 and from which the exact value is read
-    back.
+    """A quantity as a TOML value, in the largest unit that gives at least 1 and keeps the exact value.
 
-    If there is no such unit, it is in `base`, the unit of the parser."""
+    If there is no such unit, the quantity is in `base`, the unit of the parser."""
     for unit, factor in units:
         shown = f"{float(f'{value / factor:.6g}'):.6f}".rstrip("0").rstrip(".")
         if value >= factor and parse(f"{shown} {unit}", "") == value:

@@ -1,4 +1,4 @@
-"""Device files: the peak rates of a device, and the share of them that each kind of operator reaches.
+"""Device files: the peak rates of a device, and the share of these rates that each kind of operator reaches.
 
 The types define the tables and fields of a file; docs/file-formats.md describes them. The bundled files are in
 profiles/devices/. `device_mismatch` warns if a profile was measured on a device that the cluster does not have.
@@ -36,7 +36,7 @@ _COMMON_WORDS = {
     *("nvidia", "tesla", "geforce", "amd", "intel", "r", "tm", "cpu", "gpu", "gb", "gib", "core", "processor"),
     *("pcie", "sxm", "sxm2", "sxm3", "sxm4", "sxm5"),
 }
-"""Words in the names of devices that do not distinguish one device from another."""
+"""Words in device names that do not distinguish devices."""
 
 
 class Share(Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,7 +166,7 @@ class DeviceFile(Struct, kw_only=True, forbid_unknown_fields=True):
         return share
 
     def usable_arithmetic(self, kind: str, arithmetic: str) -> str:
-        """The arithmetic by which the device computes an operator of that kind, one of `peaks`."""
+        """The arithmetic that the device uses for an operator of that kind, one of `peaks`."""
         wanted = arithmetic
         if arithmetic == "float32" and self.float32_as is not None:
             wanted = getattr(self.float32_as, kind, None) or arithmetic
@@ -231,7 +231,7 @@ def _check_limits(file: DeviceFile) -> None:
 
 
 def device_mismatch(profile: Profile, cluster: Cluster) -> str:
-    """A note for the user if the profile is for none of the cluster's devices; empty if it may be for one of them.
+    """A note for the user if the profile matches none of the cluster's devices; empty if it may match one.
 
     Names are compared by their words: a V100 of 16 GB is not an A100, but `Tesla V100-SXM2` is a V100.
     """

@@ -1,4 +1,4 @@
-"""Costs of the executor itself on a device, besides those of the layers: its time, and the memory of a worker."""
+"""The executor's own costs on a device, in addition to the layers: its time, and the memory of a worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_S = 3600.0
 DISTURBED = ", beside other programs"
 """Suffix of the source of costs that were measured while other programs used the machine."""
 LARGEST_SHARE = 10.0
-"""Largest value of the shares of the allocator."""
+"""Largest value of `allocator_share` and `activation_share`."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ExecutorCosts:
     sample_s: Amount = 0.0
     """Seconds for handling the samples and the loss of a minibatch, at the first and at the last stage."""
     step_s: Amount = 0.0
-    """Seconds for each step of the optimiser at a stage, besides the time in the layers' figures."""
+    """Seconds for each step of the optimiser at a stage, in addition to the time in the layers' figures."""
     read_s: Amount = 0.0
     """Seconds for reading the samples of a minibatch from the job's data, at the first and at the last stage."""
     correction_byte_s: Amount = 0.0

@@ -1,8 +1,8 @@
 """The rates of a cluster's links in the form that the cost formulas need: per operation, with efficiencies applied.
 
-The rate of a message or ring all-reduce among some workers is that of the slowest port or card on their paths up to the
-smallest component that contains them all. The path of a worker has its own port, then the card of its component at
-every level below that component. A component without siblings has no card. The latency is the longest on this path.
+The path of a worker leads up to the smallest component that contains all workers of the operation. The path has the
+worker's own port, then the card of its component at every level below that one. A component without siblings has no
+card. The slowest port or card on these paths sets the rate of a message or ring all-reduce. The longest latency counts.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Links:
 
     @staticmethod
     def of(cluster: Cluster) -> Links:
-        """The links of a cluster. A level that joins a single component adds no links, because nothing crosses it.
+        """The links of a cluster. A level that joins a single component adds no links, because no traffic crosses it.
 
-        An all-reduce here takes the time of `Cluster.exchange_rings` ring all-reduces.
+        An all-reduce takes the time of `Cluster.exchange_rings` ring all-reduces.
         """
         rates = [LevelRates(np.array([np.inf]), np.array([np.inf]), np.zeros(1))]
         for number, level in enumerate(cluster.levels):
@@ -161,7 +161,7 @@ def _card_rates(cluster: Cluster, level: int, component: int) -> tuple[float, fl
 
 
 def _level_rates(cluster: Cluster, level: Level) -> tuple[float, float, float]:
-    """Bandwidth of messages and of exchanges of gradients over a level in bytes/s, and latency in seconds.
+    """Bandwidth of messages and of gradient exchanges over a level in bytes/s, and latency in seconds.
 
     A level of a single component slows nothing down.
     """

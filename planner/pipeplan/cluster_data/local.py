@@ -54,9 +54,9 @@ class Hardware:
 def local_cluster(workers: int | None) -> Cluster:
     """This machine with `workers` workers; by default one per GPU, or one per processor core if there is no GPU.
 
-    If there are more CPU workers than cores, they share the cores (`Device.cores`). A layer takes as much core time as
-    when it was measured, and a worker that waits leaves its core to another worker. Memory is divided evenly. If there
-    are more workers than GPUs, all run on the processors. Raises an `InputError` for fewer than one worker.
+    If there are more CPU workers than cores, they share the cores (`Device.cores`). A layer needs its measured time on
+    a core, and a waiting worker leaves its core to another worker. Memory is divided evenly. If there are more workers
+    than GPUs, all run on the processors. Raises an `InputError` for fewer than one worker.
     """
     if workers is not None and workers < 1:
         raise InputError(f"the number of workers must be at least 1, not {workers}")
@@ -69,7 +69,7 @@ def local_cluster(workers: int | None) -> Cluster:
 
 
 def devices_of(gpus: Sequence[Hardware]) -> list[Device]:
-    """The devices of some GPUs. GPUs of one name get the smallest memory among them.
+    """The devices of some GPUs. GPUs of the same name get the smallest memory among them.
 
     Speeds are relative to the fastest GPU if bundled device files have the peaks of all; otherwise they are 1.
     """

@@ -31,9 +31,9 @@ SWITCH = "PIPEPLAN_EXECUTOR_COSTS"
 
 @dataclass(frozen=True)
 class IdleCores:
-    """Idle time of cores if more workers than cores compute, because the worker that is due has no core.
+    """Idle time of cores if there are more workers than cores, because a worker waits although another core is idle.
 
-    The share falls with the square root of the work of a minibatch on each worker: the longer a worker computes, the
+    The idle share falls with the square root of each worker's work per minibatch: the longer a worker computes, the
     less often it waits for a core while another core is idle (docs/cost-model.md, "Shared cores").
     """
 
@@ -41,7 +41,7 @@ class IdleCores:
     share: float
     """Share of the cores that is idle, measured with one more worker than cores."""
     work_s: float
-    """The work of a minibatch on each worker during that measurement, in seconds."""
+    """Each worker's work per minibatch during that measurement, in seconds."""
 
     def share_at(self, workers: int, work_s: float | None = None) -> float:
         """The idle share for `workers` workers, each with `work_s` seconds of work per minibatch; None for the measured
@@ -53,18 +53,18 @@ class IdleCores:
 
 @dataclass(frozen=True)
 class MachineCosts:
-    """The costs of the executor on this machine, and the throughput of several busy workers together."""
+    """The costs of the executor on this machine, and the joint throughput of several busy workers."""
 
     costs: ExecutorCosts
     """The costs of a worker while other workers are busy."""
     throughput: Mapping[int, float]
-    """Throughput of workers that compute at the same time, relative to a single worker, by their number."""
+    """By number of workers, their throughput if all compute at the same time, relative to a single worker."""
     when: str
     """UTC time of the measurement, in ISO 8601."""
     disturbed: bool = False
     """Whether other programs used the machine during the measurement."""
     alone_pass_s: float | None = None
-    """The cost `pass_s` of a worker that has the machine to itself; None for that of `costs`."""
+    """The cost `pass_s` of a worker that has the machine to itself; None if it equals `costs.pass_s`."""
     idle: IdleCores | None = None
     """Idle time of cores that workers share; None if it was not measured."""
 
@@ -159,7 +159,7 @@ def save(measured: MachineCosts) -> None:
 
 
 def with_machine_costs(cluster: Cluster) -> Cluster:
-    """A cluster of CPU workers of this machine with the measurements made here; unchanged if there are none."""
+    """A cluster of this machine's CPU workers, with the measured costs; unchanged if nothing was measured."""
     measured = machine_costs() if shares_processors(cluster) else None
     if measured is None:
         return cluster
@@ -177,10 +177,10 @@ def whole_cores(cluster: Cluster) -> Cluster:
 
 
 def _shared_out(cluster: Cluster, profile: Profile) -> Cluster:
-    """The cluster with the number of cores that its workers effectively have, if measurements made here are charged.
+    """The cluster with the number of cores that its workers effectively have, if it has this machine's measured costs.
 
-    Times of layers that were measured under load already include the slowdown by other workers. No measured time of a
-    layer includes idle cores, which depend on the work of a minibatch.
+    Layer times that were measured under load already include the slowdown from other workers. No layer time includes
+    idle cores, because these depend on the work of a minibatch.
     """
     measured, loaded = machine_costs(), profile.provenance.processes > 1
     whole = whole_cores(cluster) if loaded else cluster
@@ -207,7 +207,7 @@ def shares_processors(cluster: Cluster) -> bool:
 
 
 def as_charged(profile: Profile, cluster: Cluster, busy: int) -> tuple[Profile, Cluster]:
-    """The profile with times for `busy` busy workers, and the cluster with the costs to charge beside these times.
+    """The profile with times for `busy` busy workers, and the cluster with the costs to charge in addition.
 
     Times under load include the mutual slowdown of workers. Times of a calibrated profile include the executor's work.
     """
@@ -222,7 +222,7 @@ def as_charged(profile: Profile, cluster: Cluster, busy: int) -> tuple[Profile, 
 
 
 def with_one_worker(cluster: Cluster) -> Cluster:
-    """The cluster of one worker of a machine, which shares its cores with no other worker."""
+    """The cluster with one worker of a machine, which shares its cores with no other worker."""
     levels = tuple(replace(level, count=1) for level in cluster.levels)
     measured, costs = machine_costs(), cluster.executor
     if measured is not None and costs == measured.costs:

@@ -13,8 +13,7 @@ MAXIMUM_WORKERS = 1 << 20
 LONGEST_LATENCY_S = 3600.0
 LEAST_EFFICIENCY = 1e-6
 MEMORY_RESERVE, MOST_RESERVED = 0.05, 0.5
-"""Share of a device's memory that plans leave free unless the cluster file says otherwise, and the largest such
-share."""
+"""Default and largest share of a device's memory that plans leave free. A cluster file may set the share."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,10 @@ class Device:
     speed: Amount = 1.0
     """Speed relative to the device on which the profile was measured."""
     cores: Natural | Amount = 0
-    """Number of processor cores that the workers of one server share, or the measured throughput of these workers
-    relative to one worker; 0 if every worker has its own core."""
+    """Number of processor cores that the workers of one server share; 0 if every worker has its own core. If throughput
+    was measured, the number is these workers' throughput relative to one worker."""
     memory_reserve: Amount = 0.0
-    """Share of the memory that plans leave free, because an allocator cannot use all of it (fragmentation)."""
+    """Share of the memory that plans leave free, because fragmentation keeps an allocator from using all memory."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)

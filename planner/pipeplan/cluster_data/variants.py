@@ -31,7 +31,7 @@ def joining_levels(cluster: Cluster) -> list[int]:
 
 
 def with_bandwidth(cluster: Cluster, index: int, bandwidth: float) -> Cluster:
-    """The cluster with links of `bandwidth` bytes/s at one level. A server whose own card is slower keeps that card."""
+    """The cluster with links of `bandwidth` bytes/s at one level. A server with a slower card keeps this card."""
     return _with_level(cluster, index, lambda level: replace(level, bandwidth=bandwidth))
 
 
@@ -59,7 +59,7 @@ def with_faster_links(cluster: Cluster, index: int, factor: float, operation: st
 
 
 def with_halved_gradients(cluster: Cluster) -> Cluster:
-    """The cluster on which all-reduces take the time of half the bytes: gradients in bfloat16 instead of float32."""
+    """The cluster with twice the bandwidth for all-reduces, as if gradients were in bfloat16 instead of float32."""
     for index in range(len(cluster.levels)):
         cluster = with_faster_links(cluster, index, 2.0, "all-reduce")
     return cluster
@@ -86,7 +86,7 @@ def unit_of_growth(cluster: Cluster) -> str:
 
 
 def grown_cluster(cluster: Cluster, count: int) -> Cluster:
-    """The cluster with `count` components at its outermost level, which must be at least as many as it has.
+    """The cluster with `count` components at its outermost level, at least as many as now.
 
     In a heterogeneous cluster each new component is a copy of the last one. Raises an `InputError` if the cluster has
     no level that could join more servers.

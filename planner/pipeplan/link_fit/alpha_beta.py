@@ -1,4 +1,4 @@
-"""Fit of a latency and a bandwidth to the measured times of transfers of several sizes, for a pair or group of workers.
+"""Fits a latency and a bandwidth to measured transfer times of several sizes, for a pair or group of workers.
 
 Every operation of the cost model takes starts · latency + bytes / bandwidth. Times span four decades and their errors
 are relative, so the logarithms are fitted. Otherwise the largest size alone would decide. Huber's loss (Huber, Robust
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 TOLERATED = 0.1
 """Relative error beyond which the loss grows linearly instead of quadratically."""
 LEAST_WEIGHT = 0.1
-"""Smallest weight of a size. The largest size has weight 1, and a size of a quarter of its bytes has weight 1/2."""
+"""Smallest weight of a size. The largest size has weight 1, and a size with a quarter of its bytes has weight 1/2."""
 _ROUNDS = 30
 _SHARES = 97
 MESSAGE, TOGETHER, RING = "message", "together", "ring"
@@ -65,14 +65,14 @@ class AlphaBetaFit:
     """Largest relative error of the formula."""
 
     def seconds(self, point: TransferTime) -> float:
-        """The time of a point by the formula."""
+        """The time that the fitted formula gives for a transfer."""
         return point.starts * self.latency_s + point.bytes / self.bandwidth
 
 
 def fit_alpha_beta(points: Sequence[TransferTime], latency_s: float | None = None) -> AlphaBetaFit:
-    """Fit a latency and a bandwidth to points, or only a bandwidth if a latency is given.
+    """Fit a latency and a bandwidth to transfer times, or only a bandwidth if a latency is given.
 
-    The points must have at least two sizes, each with a time above 0.
+    There must be at least two sizes, each with a time above 0.
     """
     starts, size, seconds = (
         np.array([getattr(point, name) for point in points]) for name in ("starts", "bytes", "seconds")
@@ -99,7 +99,7 @@ def fit_alpha_beta(points: Sequence[TransferTime], latency_s: float | None = Non
 
 
 def _least(losses: Callable[[Floats], tuple[Floats, Floats]], low: float, high: float) -> tuple[float, float]:
-    """(number with the smallest loss, bandwidth for it), by a grid search that is refined three times."""
+    """(number with the smallest loss, its bandwidth), by a grid search that is refined three times."""
     start, stop = np.log(low), np.log(high)
     for _ in range(4):
         tried = np.linspace(start, stop, _SHARES)
@@ -158,7 +158,7 @@ def fit_series(series: Sequence[LinkSeries], latency_s: float | None = None) -> 
 def fit_cards(series: Sequence[LinkSeries], nesting: Nesting, level: int) -> dict[tuple[int, int], AlphaBetaFit]:
     """Fits for pairs of components of a level whose workers all send at once, by the indices of the components.
 
-    The time of a size is that of the slowest pair of workers. The bytes of a size are the sum over all pairs.
+    The time of a size is the time of the slowest pair of workers. The bytes of a size are the sum over all pairs.
     """
     home = {rank: number for number, ranks in enumerate(nesting.below(level)) for rank in ranks}
     teams: dict[tuple[int, int], list[LinkSeries]] = {}

@@ -6,8 +6,8 @@ a factor of `GAP` or more ends a level. The slowest such step splits all workers
 split again separately, so that a fast and a slow server do not become two levels.
 
 The server of each worker is also known. Plans are launched by server, so the server is always a level, even if there is
-no gap in the rates. Levels across the edges of servers are left out. Levels whose components join unequal numbers are
-left out as well, because a cluster file cannot describe them.
+no gap in the rates. Levels whose components cross the edges of servers are left out. Levels whose components have
+unequal numbers of parts are left out as well, because a cluster file cannot describe them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Nesting:
 def find_levels(rates: Mapping[tuple[int, int], float], places: Sequence[Hashable], *, islands: bool = True) -> Nesting:
     """Find the levels of workers 0 … D-1 from the rates of pairs, in bytes/s, and the server of each worker.
 
-    The pairs must connect all workers. Without `islands` no levels are sought inside a server, because processes that
-    may run on any core have none. Raises `InputError` if the ranks of a component are not consecutive.
+    The pairs must connect all workers. `islands` allows levels inside a server; processes that may run on any core have
+    none. Raises `InputError` if the ranks of a component are not consecutive.
     """
     ranks_at: dict[Hashable, list[int]] = {}
     for rank, place in enumerate(places):
@@ -87,7 +87,7 @@ def find_levels(rates: Mapping[tuple[int, int], float], places: Sequence[Hashabl
 def _split_all(partition: Partition, rates: Mapping[tuple[int, int], float]) -> Partition:
     """Split every component at its slowest clear gap.
 
-    A component without a clear gap is split at the median rate of the others' gaps, if it has a smaller gap there.
+    A component without a clear gap is split at a smaller gap, if it has one at the median rate of the others' gaps.
     """
     joins = [_joins(component, rates) for component in partition]
     # The number of joins before the slowest gap; 0 if there is none.
@@ -138,7 +138,7 @@ def _refines(finer: Partition, coarser: Partition) -> bool:
 
 
 def _regular_inside(chain: Sequence[Partition], servers: Partition, notes: list[str]) -> list[Partition]:
-    """The levels inside servers that all servers have with equal numbers."""
+    """The levels inside servers whose components all have equal sizes, if all servers have equal sizes."""
     kept: list[Partition] = []
     for partition in chain:
         sizes = {len(component) for component in partition}
@@ -153,7 +153,7 @@ def _regular_inside(chain: Sequence[Partition], servers: Partition, notes: list[
 
 
 def _regular_outside(chain: Sequence[Partition], notes: list[str]) -> list[Partition]:
-    """The servers and the levels above them whose components all join the same number."""
+    """The level of servers, and the levels above it whose components all join the same number of components."""
     kept = [chain[0]]
     for partition in chain[1:]:
         joined = {sum(set(inner) <= set(component) for inner in kept[-1]) for component in partition}

@@ -1,9 +1,9 @@
 """A cluster from link measurements.
 
-The bandwidth of a level is the rate of one component's link. This rate is the largest of three: that of all workers of
-a component together, that of one pair, and that of an all-reduce. The efficiency of messages is the rate of a single
-pair divided by this bandwidth. The efficiency of all-reduces is the rate by the ring's formula, divided by this
-bandwidth. The latency is the latency of messages.
+The bandwidth of a level is the rate of one component's link. It is the largest of three measured rates: all workers of
+a component together, one pair, and an all-reduce. The efficiency of messages is the rate of one pair divided by this
+bandwidth. The efficiency of all-reduces is their rate by the ring formula divided by this bandwidth. The latency is the
+latency of messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeplan.link_fit.find_levels import Nesting
 from pipeplan.util.units import show_rate, show_size
 
 DIFFERENT = 1.5
-"""Ratio of the rates inside servers, or of their cards, at which servers count as different."""
+"""Ratio of rates at which servers count as different, for the links inside servers or for their cards."""
 SMALLEST_EFFICIENCY = 1e-3
 
 
@@ -37,7 +37,7 @@ class MeasuredLink:
         return float(f"{self.message.latency_s:.3g}")
 
     def level(self, name: str, count: int, source: str) -> Level:
-        """The level with the efficiencies of a ring and of a pair that shares no link."""
+        """The level with the efficiencies of a ring and of a single pair of workers."""
         ring, pair = (_share(fit.bandwidth / self.bandwidth) for fit in (self.ring, self.message))
         return Level(name, count, self.bandwidth, self.latency_s, ring, pair, source=source)
 
@@ -81,7 +81,7 @@ def build_cluster(
 def _link(
     series: Sequence[LinkSeries], nesting: Nesting, level: int, within: Sequence[int] | None = None
 ) -> MeasuredLink | None:
-    """The measurements of one level, or only those among some workers."""
+    """The measurements of one level, or only the measurements among some workers."""
     workers = None if within is None else set(within)
     selected = [
         measured
@@ -94,8 +94,7 @@ def _link(
     message = fit_series(messages)
     # All-reduces are predicted with the latency of messages, so their bandwidth is fitted with that latency.
     ring = fit_series(rings, message.latency_s)
-    # Workers inside a server share no card, so the rate of all pairs at once does not show the rate of one worker's
-    # link.
+    # Workers inside a server share no card. So the rate of all pairs at once says nothing about one worker's link.
     together = fit_cards(selected, nesting, level).values() if len(nesting.below(level)[0]) > 1 else ()
     carried = max((fit.bandwidth for fit in together), default=0.0)
     return MeasuredLink(_rounded(max(message.bandwidth, ring.bandwidth, carried)), message, ring, tuple(selected))
@@ -129,7 +128,7 @@ def _servers(
 
 
 def _cards_of(nesting: Nesting, series: Sequence[LinkSeries], level: int) -> list[float]:
-    """The best rate of every component's link at a level, reached with the fastest link at the other end."""
+    """For every component that a level joins, the best measured rate of its link to any other component."""
     home = {rank: number for number, ranks in enumerate(nesting.below(level)) for rank in ranks}
     reached = {pair: fit.bandwidth for pair, fit in fit_cards(series, nesting, level).items()}
     for measured in series:
@@ -156,7 +155,7 @@ def _carded(level: Level, machines: Sequence[Server]) -> Level:
 
 
 def _least(devices: Sequence[Device]) -> Device:
-    """The device with the smallest memory and speed of several similar devices."""
+    """A device with the smallest memory and the smallest speed among several similar devices."""
     memory, speed = min(device.memory_bytes for device in devices), min(device.speed for device in devices)
     return replace(devices[0], memory_bytes=memory, speed=speed)
 

@@ -18,12 +18,12 @@ from pipeplan.plan.schedules import CORRECTIONS, DOUBLE_BUFFERED, VERTICAL
 SOURCE = "docs/evidence/learning.md, by tests/benchmarks/delays.py"
 ADAMW, MOMENTUM, NADAM, MUON = "AdamW", "SGD with momentum", "NAdam", "Muon"
 FALLING, UNIFORM, REPLICATED = "falling to the last stage", "the same at every stage", "with replicated stages"
-"""How delays are spread over the stages: in a pipeline without replicas under 1f1b-stashing, in 2bw and vertical sync,
+"""Spreads of the delays over the stages: in a pipeline without replicas under 1f1b-stashing, in 2bw and vertical sync,
 and in pipelines with replicated stages."""
 
 
 CORRECTED_DELAY = 2
-"""Largest delay, in updates, at which the correction helps. Beyond it the correction costs memory and gains little."""
+"""Largest delay, in updates, at which the correction helps. With longer delays it costs memory and gains little."""
 
 
 def is_helped(optimizer: str, state_ratio: float) -> bool:
@@ -69,7 +69,7 @@ class LearningCase:
 
     @property
     def ratio(self) -> tuple[float, float] | None:
-        """(samples to the goal relative to one process, deviation); None unless all seeds reach the goal."""
+        """(samples to the goal relative to one process, standard deviation); None unless all seeds reach the goal."""
         if self.epochs is None or self.alone is None or self.reached < self.seeds:
             return None
         ratio = self.epochs.mean / self.alone.mean
@@ -173,7 +173,7 @@ class KnownLearning:
 
     @property
     def cost(self) -> float | None:
-        """Samples to the goal relative to one process, as a mean over the tasks; None unless all seeds reach it."""
+        """Samples to the goal relative to one process, as a mean over tasks; None unless all seeds reach the goal."""
         ratios = [case.ratio for case in self.cases]
         known = [ratio[0] for ratio in ratios if ratio is not None]
         return fmean(known) if known and len(known) == len(ratios) else None
@@ -221,7 +221,7 @@ def known_learning(plan: Plan, optimizer: str, state_ratio: float, correction: s
 
 
 def _spread(plan: Plan, delays: list[int]) -> str:
-    # Under 2BW all stages update after the same number of minibatches, however many replicas they have.
+    # Under 2BW all stages update after the same number of minibatches, for any number of replicas.
     if plan.schedule != DOUBLE_BUFFERED and any(stage.replicas > 1 for stage in plan.stages):
         return REPLICATED
     return UNIFORM if plan.schedule == VERTICAL or len(set(delays)) == 1 else FALLING

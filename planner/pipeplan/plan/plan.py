@@ -38,12 +38,12 @@ class Stage:
     versions: Positive
     """Versions of the weights that each replica keeps; equals `Plan.versions` of this stage."""
     recompute: bool = False
-    """Whether the stage keeps only its input for the backward pass, and runs forward again before it."""
+    """Whether the stage keeps only its input, and runs forward again before the backward pass."""
     deferred: Natural = 0
     """Largest number of minibatches whose gradients of the weights are deferred; 0 under schedules without action W."""
     shares: tuple[Positive, ...] = ()
     """Minibatches of an update on each worker, in data parallelism on workers of unequal speed. Each worker then has
-    consecutive minibatches. Empty where the workers take minibatches in turn."""
+    consecutive minibatches. Empty if the workers take minibatches in turn."""
 
     @property
     def replicas(self) -> int:
@@ -95,11 +95,11 @@ class Plan:
 
     @property
     def devices(self) -> tuple[tuple[int, ...], ...]:
-        """The workers of each position of the pipeline. A position runs one stage, or several under virtual stages."""
+        """The workers of each position of the pipeline. A position runs one stage, or several virtual stages."""
         return tuple(dict.fromkeys(stage.workers for stage in self.stages))
 
     def device_of(self, index: int) -> int | None:
-        """The position of a stage's workers in the pipeline, where they run several stages; else None."""
+        """The position of a stage's workers in the pipeline if they run several stages; else None."""
         return self.devices.index(self.stages[index].workers) if self.virtual else None
 
     def lag(self, index: int) -> int:

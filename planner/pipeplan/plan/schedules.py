@@ -21,15 +21,14 @@ class ScheduleTraits:
     """The properties of a schedule that formulas, searches and the simulation depend on."""
 
     phases: int = 0
-    """Number of phases of a batch, each with its own slowest resource; 0 without a flush. The number is 1 if forward
-    and backward passes alternate, as in 1F1B, and 2 if all forward passes come before all backward passes, as in
-    GPipe."""
+    """Number of phases of a batch, each with its own slowest resource: 1 if forward and backward passes alternate, as
+    in 1F1B; 2 if all forward passes come before all backward passes, as in GPipe; 0 without a flush."""
     common_update: bool = False
     """Whether all stages update together, after `accumulate` minibatches."""
     versions: int = 0
     """Smallest number of weight versions that a stage keeps; 0 if each minibatch in flight has its own version."""
     splits: bool = False
-    """Whether gradients of the weights have a pass of their own."""
+    """Whether gradients of the weights have a separate pass."""
     virtual: bool = False
     """Whether workers run several stages each (docs/schedules.md)."""
     corrected: bool = False
@@ -53,7 +52,7 @@ SCHEDULES = tuple(TRAITS)
 VIRTUAL = tuple(name for name, traits in TRAITS.items() if traits.virtual)
 """Schedules whose workers run several stages each."""
 SPLITTING = tuple(name for name, traits in TRAITS.items() if traits.splits)
-"""Schedules in which gradients of the weights have a pass of their own."""
+"""Schedules in which gradients of the weights have a separate pass."""
 FLUSHING = tuple(name for name, traits in TRAITS.items() if traits.phases)
 """Synchronous schedules: the pipeline drains before every update."""
 ACCUMULATING = tuple(name for name, traits in TRAITS.items() if traits.common_update)
@@ -69,9 +68,9 @@ INFERENCE = "forward-only"
 def update_share(accumulate: int | None) -> float:
     """Share of an optimiser step that is charged to each minibatch of a worker, as part of its backward pass.
 
-    Without `accumulate` the share is 1: each replica makes one step for each minibatch that it computes. With
-    `accumulate`, one step serves that many minibatches of the stage. The share is then 1 / accumulate, and is exact for
-    a stage without replicas (docs/cost-model.md, "The optimiser's step").
+    Without `accumulate` the share is 1: each replica makes one step for each minibatch that it computes. Otherwise one
+    step serves `accumulate` minibatches of the stage. The share is then 1 / accumulate, which is exact for a stage
+    without replicas (docs/cost-model.md, "The optimiser's step").
     """
     return 1.0 if accumulate is None else 1.0 / accumulate
 
@@ -88,7 +87,7 @@ def copied_share(schedule: str, accumulate: int | None) -> float:
 
 
 def update_lag(replicas: Any, single_stage: Any) -> Any:
-    """Update lag of a stage, 0 or 1: the number of updates that its weights still lack, because an all-reduce runs.
+    """Update lag of a stage, 0 or 1: the number of updates that its weights lack while their all-reduce runs.
 
     The lag is 1 for a replicated stage of a pipeline. The lag is 0 for a stage without replicas, which has no
     all-reduce, and for plain data parallelism (`single_stage`), which stays synchronous.
@@ -100,8 +99,8 @@ def vertical_versions(delay: Any, first_replicas: Any, replicas: Any) -> Any:
     """Number of weight versions that a stage keeps under vertical sync: 1 + ceil((delay · r_1 - gcd(r_1, r)) / r).
 
     `delay` is the depth plus the update lag of the input stage, r_1 (`first_replicas`) the replicas of the input stage,
-    and r the replicas of this stage. A minibatch uses the version that was current at the input stage, `delay` · r_1
-    minibatches ago; this stage has made one update for every r minibatches since. The gcd was found by counting
+    and r the replicas of this stage. A minibatch uses the version that was current at the input stage `delay` · r_1
+    minibatches ago. Since then this stage has made one update for every r minibatches. The gcd was found by counting
     versions in replays of the schedule (docs/cost-model.md).
     """
     return 1 + -((np.gcd(first_replicas, replicas) - delay * first_replicas) // replicas)

@@ -1,4 +1,4 @@
-"""The updates of a plan: the age of the weights that gradients are computed with, and the samples that they average.
+"""The updates of a plan: the age of the weights behind each gradient, and the samples that an update averages over.
 
 The executor derives the same figures from stage files (`pipeplan_launch.plan.run_options`).
 """
@@ -26,7 +26,7 @@ class Updates:
 
     schedule: str
     stale_by: tuple[int, ...]
-    """For each stage, most updates between a forward pass and the update with its gradient: τ in docs/learning.md."""
+    """For each stage, most updates between a forward pass and the update with its gradient (τ in docs/learning.md)."""
     samples: tuple[int, ...]
     """For each stage, the number of samples that an update averages over."""
 
@@ -63,9 +63,9 @@ class Updates:
 
 
 def _by_stage(values: Sequence[int], unit: str) -> str:
-    """The value that all stages have, or the values by stage.
+    """The common value of all stages, or the values by stage.
 
-    If there are many stages, only the first ones and the last are shown.
+    If there are many stages, only the first few values and the last value are shown.
     """
     if len(set(values)) == 1:
         return f"{values[0]} {unit}"

@@ -46,7 +46,7 @@ def unequal_plans(problem: Problem) -> list[Plan]:
     """Data parallelism with shares of the batch by speed, on the fastest 2, 3, … workers.
 
     Workers of the same speed are all used or all left out. Workers whose memory is too small for the model are left
-    out. There are no such plans where workers share cores, because these workers have no speed of their own.
+    out. The result is empty if workers share cores, because the speed of each worker then depends on the others.
     """
     cluster, count = problem.cluster, problem.options.accumulate or 1
     if cluster.uniform or cluster.shared_cores:
@@ -68,8 +68,7 @@ def unequal_plans(problem: Problem) -> list[Plan]:
 
 
 def shares_by_speed(speeds: Sequence[float], count: int) -> tuple[int, ...]:
-    """Number of the `count` microbatches that each worker takes, so that the last worker finishes as early as
-    possible."""
+    """Microbatches for each worker, `count` in total, such that the last worker finishes as early as possible."""
     shares = [0] * len(speeds)
     next_ends = [(1 / speed, number) for number, speed in enumerate(speeds)]
     heapq.heapify(next_ends)
@@ -113,11 +112,11 @@ PARALLEL, UNIFORM_GRID = "data parallelism", "best uniform grid"
 NO_TIME = "there was no time left to search for it; give more with --time-limit"
 STOPPED = "not searched for, as Ctrl-C came before"
 MOST_CELLS, MOST_WORKERS = 20_000, 1024
-"""Limits of the search for a grid: the largest product of cuts and workers for which all cuts are searched, and the
-most workers for which there is a search at all."""
+"""Limits of the search for a grid. If cuts times workers exceeds the first, only a selection of cuts is searched. With
+more workers than the second, no grid is searched for."""
 ON_SELECTION = "among a selection of the cuts; --grid searches all"
 MOST_EFFORT = 1_000_000
-"""Most effort of the search for a grid, in rows of tables (`SearchEffort`). A row takes about a microsecond."""
+"""Largest effort of the search for a grid, in table rows (`SearchEffort`). A row takes about a microsecond."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Baseline:
 
 
 def unsearched_baselines(problem: Problem, remark: str, others: Sequence[str] = ()) -> list[Baseline]:
-    """The baselines if no search is made: data parallelism, and the names of the grid and of `others` with a remark."""
+    """The baselines without a search: data parallelism, then the grid and `others`, each as a name with a remark."""
     names = (*(() if problem.options.grid else (UNIFORM_GRID,)), *others)
     return [data_parallelism(problem), *(Baseline(name, None, "", remark) for name in names)]
 

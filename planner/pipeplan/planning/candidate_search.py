@@ -41,7 +41,7 @@ from pipeplan.util.deadline import Deadline
 DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "FSDP", "HSDP", "one server", "one worker"
 BY_SPEED, UNIFORM, PIPELINE, STALE = "DDP by speed", "uniform pipeline", "pipeline", "old gradients"
 NEARLY = 0.1
-"""Pipelines within this relative distance of the fastest one are tried under zb-h1, which may change the order."""
+"""Pipelines within this relative distance of the fastest pipeline are tried under zb-h1, which may change the order."""
 LISTED_SIZES = 2
 """Largest number of microbatch sizes for which plans are listed. The sizes of the fastest candidates are taken."""
 
@@ -124,7 +124,7 @@ class CandidateSearch:
         if options.grid or not self.question.simulates:
             return
         for plan in self._steady:
-            # Where updates are rare, the best plan without a flush is near the best one with a flush.
+            # If updates are rare, the best plan without a flush is near the best plan with a flush.
             for size in self._fastest_sizes(sizes):
                 self._keep(like(plan, PIPELINE, self._search_in(self.question.problem(size), 0.2)))
         self._zero_bubbles()
@@ -133,8 +133,8 @@ class CandidateSearch:
         self._virtual_stages()
 
     def all_cuts(self, sizes: Sequence[int]) -> None:
-        """Search all cuts for the microbatch sizes whose plans were only cut between blocks, for a bound and maybe a
-        faster plan."""
+        """Search all cuts for microbatch sizes where only cuts between blocks were searched. The search proves a bound,
+        and may find a faster plan."""
         for size in sizes:
             if not self.allowed or self.question.options.grid or not self.question.simulates:
                 return
@@ -190,7 +190,7 @@ class CandidateSearch:
         )
         self.finished = self.finished and not ends.passed
         if one is not None:
-            # If Ctrl-C comes during the improvement, the candidate stays as it is.
+            # Keep the candidate first, so that it is not lost if Ctrl-C comes during the improvement.
             self._keep([one])
             self.found[-1] = improved(self.found[-1], self._search_in(problem, 0.4))
             bound_s = min(bound_s, self.found[-1].figure.step_s)
@@ -216,8 +216,7 @@ class CandidateSearch:
                 self._keep([one for one in found if comparable(one, start)])
 
     def _listed(self, size: int) -> None:
-        """Search the listed plans: uniform plans of unequal servers, and plans of every number of stages and
-        workers."""
+        """Search the listed plans: uniform pipelines on unequal servers, and plans by numbers of stages and workers."""
         for kind, schedule in ((UNIFORM, FLUSH), (PIPELINE, FLUSH), (ZERO_BUBBLE, ZERO_BUBBLE)):
             try:
                 problem = self.question.problem(size, schedule=schedule)

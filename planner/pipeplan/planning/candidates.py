@@ -2,9 +2,9 @@
 
 The simplest plan within 3% of the fastest is taken. Data parallelism is simplest: plain, then with a divided optimiser,
 then with divided weights. A uniform pipeline has the same number of replicas in every stage, or in all stages on one
-kind of device. Such a pipeline is simpler than one of unequal replicas. Of two plans of one kind the one with fewer
-busy workers is simpler, then the one with fewer stages, then the one whose stages lie in fewer servers, then the one
-whose idle workers come last.
+kind of device. Such a pipeline is simpler than a pipeline with unequal replica counts. Plans of the same kind are
+compared by their number of busy workers, then of stages, then of servers that each stage touches: fewer is simpler. If
+all these are equal, a plan whose idle workers come last is simpler.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ EXTRAPOLATED = " (extrapolated)"
 """Mark of a microbatch size that a profile neither contains nor interpolates."""
 ROUNDED = "DDP, bfloat16 gradients"
 CHOICE_GAP = 0.01
-"""Relative gap to the best plan by the formulas. Where there are many cuts, the local search starts from plans within
-this gap."""
+"""Relative gap to the best plan by the formulas. With many cuts, the local search starts from plans within this
+gap."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def candidate_of(
 
     Plans that take `useful_s` seconds per microbatch or more by the formulas are not searched for. If there are many
     cuts, a `gap` of 0 searches all of them. Otherwise only cuts between repeated blocks are searched, and the bound is
-    that of `least_step_s`.
+    the result of `least_step_s`.
     """
     if problem.options.stages == 1 and _never_fits(problem):
         return None, useful_s
@@ -157,8 +157,7 @@ def with_rounded_gradients(one: Candidate, deadline: Deadline) -> Candidate:
 
 
 def _never_fits(problem: Problem) -> bool:
-    """Whether a worker with the whole model exceeds the largest device, even if all workers divide the state that they
-    can."""
+    """Whether the whole model exceeds the largest device even if all workers divide as much state as possible."""
     whole = plain_data_parallel(problem, problem.cluster.workers)
     again = replace(whole, stages=(replace(whole.stages[0], recompute=True),))
     ways = (whole, again) if problem.options.recompute else (whole,)
@@ -179,9 +178,9 @@ def fastest_found(kind: str, search: PlanSearch) -> list[Candidate]:
 
 
 def like(plan: Plan, kind: str, search: PlanSearch) -> list[Candidate]:
-    """The best plans near one that takes over the stages of `plan`; empty if these stages do not fit.
+    """The best plans near the plan with the stages of `plan`, which has another schedule or microbatch size.
 
-    `plan` has another schedule or microbatch size."""
+    The result is empty if the stages do not fit in memory."""
     one = search.like(plan)
     return [] if one is None else [Candidate(kind, search.problem, one.plan, one.figure)]
 
@@ -202,7 +201,7 @@ def virtual_candidate(problem: Problem, deadline: Deadline, useful_s: float = fl
 
 
 def under(schedule: str, one: Candidate) -> Problem | None:
-    """The problem of a candidate under another schedule; None unless it is one pipeline under 1f1b-flush."""
+    """A candidate's problem under another schedule; None unless the candidate is a single pipeline of 1f1b-flush."""
     options = one.problem.options
     if len(one.plan.stages) == 1 or one.plan.copies > 1 or options.schedule != FLUSH:
         return None
@@ -210,10 +209,10 @@ def under(schedule: str, one: Candidate) -> Problem | None:
 
 
 def comparable(one: Candidate, start: Candidate) -> bool:
-    """Whether the figures of both plans are simulated, or neither is.
+    """Whether both figures are simulated, or both come from the formulas.
 
-    For 1f1b-flush, the formulas are a loose lower bound on the simulation; for the other schedules they are closer to
-    it. So comparing a simulated figure with one by formulas would mislead.
+    For 1f1b-flush, the formulas are a loose lower bound on the simulated time. For other schedules the bound is
+    tighter. So comparing a simulated figure with a figure from the formulas would mislead.
     """
     return (one.figure.simulated_s is None) == (start.figure.simulated_s is None)
 
@@ -221,8 +220,8 @@ def comparable(one: Candidate, start: Candidate) -> bool:
 def stale_problems(question: Question, tolerated: float) -> Iterator[Problem]:
     """The problems whose plans may have gradients up to `tolerated` updates old.
 
-    1f1b-stashing updates a stage after as many microbatches as it has replicas, so it cannot train a given batch. 2bw
-    can.
+    Only 2bw can train a given batch. 1f1b-stashing updates a stage after one microbatch of each replica, so the batch
+    follows from the replicas.
     """
     options, size = question.options, question.minibatch or question.machines.profile.minibatch
     kinds: list[dict[str, Any]] = []
@@ -246,7 +245,7 @@ def best_of(found: Sequence[Candidate]) -> Candidate | None:
 
 
 def simplest_of(found: Sequence[Candidate]) -> Candidate:
-    """The simplest of the plans within the tolerance of the fastest one. `found` must not be empty."""
+    """The simplest candidate within the tolerance of the fastest candidate. `found` must not be empty."""
     limit_s = min(one.sample_s for one in found) * (1 + TOLERANCE)
     return min((one for one in found if one.sample_s <= limit_s), key=_effort)
 
@@ -266,7 +265,7 @@ def _rank(one: Candidate) -> int:
 
 
 def _uniform_by_device(plan: Plan, cluster: Cluster) -> bool:
-    """Whether devices differ, but all stages on devices of the same kind have the same number of replicas."""
+    """Whether the devices differ, and all stages on devices of one kind have the same number of replicas."""
     replicas: dict[Device, set[int]] = {}
     for stage in plan.stages:
         devices = {cluster.devices[worker] for worker in stage.workers}

@@ -16,9 +16,9 @@ candidate trains that global batch in each update. The candidates are
 Each candidate has its own best microbatch size, recomputation and depth. Candidates are compared by their figure, the
 simulated time of the schedule. The simplest candidate within 3% of the fastest is taken (`candidates.py`).
 
-Plans of 1f1b-stashing and 2bw have old gradients. Such plans are candidates only up to the delay that the question
-allows, and are taken only if they are more than 3% faster. The best such plan is always searched for, so that the
-answer can say what it would gain.
+Plans of 1f1b-stashing and 2bw have old gradients. They are candidates only up to the delay that the question allows,
+and are taken only if they are more than 3% faster. The best plan with old gradients is always searched for, so that the
+answer can say what old gradients would gain.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class Choice:
     def bound_s(self, solved_s: float) -> float:
         """Lower bound on every plan of the question, in seconds per microbatch of the taken plan's size.
 
-        `solved_s` is the bound that the solvers have proven for the problem of the taken plan. That problem may be a
-        part of the question: one stage, another schedule, one microbatch size. If the taken plan has old gradients, the
-        bound covers plans of its schedule only. If the taken plan is a plan of zb-h1, the bound also covers 1f1b-flush.
+        `solved_s` is the bound that the solvers have proven for the problem of the taken plan. That problem may be only
+        a part of the question: one stage, another schedule, one microbatch size. If the taken plan has old gradients,
+        the bound covers only its schedule. If the taken plan runs zb-h1, the bound covers zb-h1 and 1f1b-flush.
         """
         size, schedule = self.taken.problem.profile.minibatch, self.taken.problem.options.schedule
         if self.taken.delay > 0:
@@ -173,7 +173,7 @@ def _stale_gains(search: CandidateSearch) -> bool:
 def _rivals(search: CandidateSearch, taken: Candidate) -> tuple[Candidate, ...]:
     """The best synchronous candidate of every kind.
 
-    The plan that is taken represents its kind, although another candidate may be faster within the tolerance."""
+    The taken plan represents its kind, although another candidate of that kind may be faster within the tolerance."""
     fastest: dict[str, Candidate] = {}
     for one in search.found:
         best = fastest.setdefault(one.kind, one)

@@ -24,7 +24,7 @@ rounding."""
 TOLERANCE = 1e-9
 """Relative difference below which step times count as equal."""
 MANY_CUTS = 96
-"""Number of cuts above which proving a plan best takes much longer than finding one that is nearly as fast."""
+"""Number of cuts above which proving a plan optimal takes much longer than finding a nearly optimal plan."""
 
 NEAR = 1.05
 """Factor on the useful step time. A plan with cuts between blocks may be slower by this factor and still have a useful
@@ -130,7 +130,7 @@ def _in_blocks(
 
 
 def _near_cuts(problem: Problem, cuts: Cuts, between: Flags, plan: Plan) -> Flags:
-    """A mask of the cuts between blocks, and of the cuts whose work is closest to that of a plan's cuts."""
+    """A mask of the cuts between blocks, and of the cuts closest in work to a plan's cuts."""
     mask = between.copy()
     work_s = {unit.layers[0]: unit.forward_s + unit.backward_s for unit in problem.units}
     inside_s = 0.0

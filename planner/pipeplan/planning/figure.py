@@ -24,19 +24,18 @@ from pipeplan.simulation.simulate import UPDATES, simulated_update_s, steady_ste
 from pipeplan.util.deadline import Deadline, OutOfTime
 
 TOLERANCE = 0.03
-"""Relative tolerance. A plan that is simpler, or has newer gradients, is taken if it is slower than another plan by at
-most this share."""
+"""Relative tolerance. A plan that is simpler or has newer gradients is taken if it is slower by at most this share."""
 
 
 USUAL_PASSES = 1_000
-"""Passes (microbatches through stages, forward and backward) up to which a simulation is as long as that of `pipeplan
-simulate`. With shared cards a thousand passes take 0.1 to 0.6 seconds."""
+"""Number of passes up to which a simulation is as long as that of `pipeplan simulate`. A pass takes one microbatch
+through one stage, forward or backward. With shared cards a thousand passes take 0.1 to 0.6 seconds."""
 MOST_PASSES = 4_000
 """Largest number of passes of one simulation of the steady state. A plan that needs more passes is simulated for two
 updates."""
 MOST_PASSES_OF_UPDATES = 48_000
-"""Largest number of passes of simulations of two updates, which take one to two seconds. A larger plan has the
-formula's figure."""
+"""Largest number of passes when two updates are simulated, which takes one to two seconds. A larger plan is not
+simulated: its figure comes from the formulas."""
 LEAST_TURNS = 5
 """Smallest length of a simulation, as a multiple of the microbatches in flight."""
 LEAST_FLUSHES = 3
@@ -63,7 +62,7 @@ class Figure:
 
     @property
     def step_s(self) -> float:
-        """The step time in seconds per microbatch: the simulated time, but at least that of the formulas.
+        """The step time in seconds per microbatch: the simulated time, but at least the time of the formulas.
 
         A simulation may be faster than the formulas, but replays of plans without a flush never were
         (docs/evidence/replay.md).
@@ -95,7 +94,7 @@ def figured(
 ) -> FiguredPlan:
     """A plan with its figure.
 
-    The figure is that of the formulas if `simulates` is False or a simulation takes too long.
+    The figure comes from the formulas if `simulates` is False or a simulation takes too long.
     """
     return FiguredPlan(
         plan, score, figure_of(plan, score, problem, deadline) if simulates else Figure(score.step_time_s)
@@ -132,9 +131,9 @@ def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadlin
 
 
 def quick_step_s(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> float:
-    """An estimate of the figure of a plan, in seconds per microbatch, from a simulation of two updates.
+    """An estimate of a plan's figure, in seconds per microbatch, from a simulation of two updates.
 
-    The estimate is the figure itself if that is known or takes no longer, as for plans without a flush.
+    The result is the figure itself if it is known or takes no longer to simulate, as for plans without a flush.
     """
     if problem.options.flushes and (problem, plan) not in _REMEMBERED:
         scenario = scenario_of_plan(plan, problem, score)
@@ -150,7 +149,7 @@ _REMEMBERED: OrderedDict[tuple[Problem, Plan], Figure] = OrderedDict()
 
 
 def affordable(scenario: Scenario, plan: Plan) -> int | None:
-    """Number of microbatches to simulate: as many as `pipeplan simulate` takes, or as `USUAL_PASSES` allows.
+    """Number of microbatches to simulate: the number of `pipeplan simulate`, limited by `USUAL_PASSES`.
 
     The result is None if a steady state takes more than `MOST_PASSES` passes. The result depends on the plan alone.
     """
@@ -169,13 +168,12 @@ def affordable(scenario: Scenario, plan: Plan) -> int | None:
 
 
 def lengths_of_updates(scenario: Scenario, plan: Plan) -> tuple[int, ...]:
-    """Microbatches of the short updates to simulate, from which the time of one update of a large plan with a flush
-    follows.
+    """Lengths, in microbatches, of the updates to simulate in order to estimate an update of a large plan with a flush.
 
-    Once the pipeline is full, a schedule repeats after a number of microbatches that all replica counts divide. So two
-    short updates show the time of every further round, if they leave the same remainder as the plan's own update. If
-    the two are not shorter than the plan's own update, only that one is returned. The result is empty if that update
-    alone takes more than `MOST_PASSES_OF_UPDATES`.
+    Once the pipeline is full, the schedule repeats after each round, whose length all replica counts divide. So two
+    short updates show the time of every further round, if their lengths and the plan's differ by whole rounds. If the
+    two together are not shorter than the plan's update, only the length of the plan's update is returned. The result is
+    empty if the simulation needs more than `MOST_PASSES_OF_UPDATES` passes.
     """
     group = scenario.accumulate
     if not (scenario.drains and group):
@@ -197,7 +195,7 @@ def by_updates_s(scenario: Scenario, lengths: Sequence[int], deadline: Deadline)
     group, times = scenario.accumulate or 1, [simulated_update_s(with_update(scenario, n), deadline) for n in lengths]
     if len(lengths) == 1:
         return times[0] / group
-    # Stages before the slowest one run ahead until their depth is used up.
+    # Stages before the slowest stage run ahead until their depth is used up.
     slowest_s = max((stage.forward_s + stage.backward_s) / stage.replicas for stage in scenario.stages)
     further_s = max((times[1] - times[0]) / (lengths[1] - lengths[0]), slowest_s)
     return (times[1] + further_s * (group - lengths[1])) / group

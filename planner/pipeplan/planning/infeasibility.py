@@ -25,7 +25,7 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 Found = TypeVar("Found")
 
 _PRECISION = 1.001
-"""Relative precision of the memory search. The result is then reduced to the memory that the plan found needs."""
+"""Relative precision of the memory search. The result is then reduced to the memory that the found plan needs."""
 _MOST_MEMORY = 2.0**60
 """Memory of one device, in bytes, beyond which memory is not the reason that the problem is infeasible."""
 _MOST_GROWTH = 64
@@ -50,8 +50,7 @@ _CONSTRAINTS = (
 
 
 def why_infeasible(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> str:
-    """The diagnosis in one line: a layer that is too large for any device, the memory that would suffice, or an
-    option."""
+    """The diagnosis in one line: a layer too large for any device, the memory that would suffice, or an option."""
     return _diagnose(problem, cuts, deadline).text
 
 
@@ -212,8 +211,7 @@ def _enough_servers(problem: Problem, cuts: Cuts, deadline: Deadline) -> Cluster
 
 
 def _too_few_minibatches(problem: Problem, cuts: Cuts, deadline: Deadline) -> tuple[int, int] | None:
-    """(minibatches of an update, fewest minibatches with which 2BW has a plan); None if their number is not the
-    reason."""
+    """(minibatches per update, fewest for which 2BW has a plan); None if this number is not the reason."""
     now = problem.options.accumulate
     if problem.minibatches_in_flight is None or now is None:
         return None
@@ -258,9 +256,7 @@ def _options_to_relax(problem: Problem, deadline: Deadline) -> Iterator[str]:
 
 
 def _impossible_pins(problem: Problem) -> str:
-    """A clause that names a layer pinned to a stage that no plan can have, or two contradicting pins; empty if there is
-    neither.
-    """
+    """A clause that names a layer pinned to an impossible stage, or two contradicting pins; empty if there are none."""
     most = min(problem.cluster.workers, len(problem.units))
     pinned = next((f"{name!r} is pinned to stage {stage}" for name, stage in problem.options.pins if stage > most), "")
     if pinned:

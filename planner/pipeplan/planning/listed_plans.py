@@ -2,10 +2,10 @@
 
 The dynamic program finds the plan that is best by the formulas. The plan that is fastest by the figure may have another
 number of stages or workers, so a local search may not reach it. For a small problem all plans are listed. For a large
-one, plans with few stages and cuts at equal shares of the work are listed.
+problem, plans with few stages and cuts at equal shares of the work are listed.
 
-A stage lies on consecutive workers. The stage begins at the next free worker, or at the next server if it then lies on
-fewer servers.
+A stage lies on consecutive workers. The first of these is the next free worker, or the first worker of the next server
+if the stage then lies on fewer servers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_PLACES = 12
 HALVINGS = 30
 """Number of steps of the search for stages of nearly equal time."""
 MOST_STEPS = 20_000
-"""Largest number of stages that the listing of one space of plans tries. Plans of few stages come first."""
+"""Largest number of stage placements that one listing tries. Plans with few stages come first."""
 
 
 Parts = tuple[tuple[int, range], ...]
@@ -36,8 +36,8 @@ Parts = tuple[tuple[int, range], ...]
 def listed_plans(problem: Problem, limit_s: float) -> Iterator[Plan]:
     """Plans of a problem with a flush that may take less than `limit_s` seconds per microbatch.
 
-    The plan with the lowest bound for every number of stages and workers comes first, then the second plan for each,
-    and so on. The plans have no depths yet.
+    First comes the plan with the lowest bound for each number of stages and workers, then the second for each, and so
+    on. The plans have no depths yet.
     """
     listings = [_Listing(problem, space, limit_s) for space in plan_spaces(problem) if not space.unused]
     found = [(*one, listing) for listing in listings for one in listing.plans()]
@@ -48,8 +48,7 @@ def listed_plans(problem: Problem, limit_s: float) -> Iterator[Plan]:
 
 
 def in_turns(shapes: Sequence[Hashable]) -> list[int]:
-    """Indices of the entries with these shapes, in turns: the first of every shape, then the second of each, and so
-    on."""
+    """Indices of entries, in turns by shape: the first entry of every shape, then the second of each, and so on."""
     seen, turns = Counter[Hashable](), list[tuple[int, int]]()
     for number, shape in enumerate(shapes):
         turns.append((seen[shape], number))
@@ -74,7 +73,7 @@ class _Listing:
         forward = [0.0, *itertools.accumulate(unit.forward_s for unit in problem.units)]
         self.work = [work[place] / self.fastest for place in self.places]
         self.forward = [forward[place] / self.fastest for place in self.places]
-        # Under zb-h1, deferred gradients of weights fill the time of draining.
+        # Under zb-h1, workers compute deferred weight gradients while the pipeline drains.
         self.splits = options.schedule in SPLITTING
         self.ahead = self.forward if self.splits else self.work
         parameters = [0, *itertools.accumulate(unit.parameter_bytes for unit in problem.units)]
@@ -86,8 +85,7 @@ class _Listing:
         self._rate_of: dict[tuple[int, int], tuple[float, float]] = {}
 
     def plans(self) -> Iterator[tuple[float, tuple[int, int], Parts]]:
-        """(bound, (busy workers, stages), parts) of each plan, those with few stages first, until the steps are used
-        up."""
+        """(bound, (busy workers, stages), parts) of each plan, few stages first, until the steps are used up."""
         options = self.problem.options
         least = 2 if options.schedule in SPLITTING else 1
         most = min(options.max_stages or self.workers, self.workers, len(self.places) - 1)
@@ -98,10 +96,10 @@ class _Listing:
     def _from(
         self, place: int, worker: int, stages: int, bound_s: float, first_s: float, before: Parts
     ) -> Iterator[tuple[float, tuple[int, int], Parts]]:
-        """The plans that begin with the stages `before` and have `stages` more, from a place and a worker on.
+        """The plans that begin with the stages `before`, and have `stages` more from a place and a worker on.
 
-        `bound_s` is a lower bound on the time of an update from the stages before, `first_s` the exposed all-reduce of
-        the first stage.
+        The stages `before` give `bound_s`, a lower bound on the time of an update. `first_s` is the exposed all-reduce
+        time of the first stage.
         """
         last = len(self.places) - 1
         if stages == 0:
@@ -112,7 +110,7 @@ class _Listing:
         for end in ends:
             alone_s, begun_s = self.work[end] - self.work[place], self.ahead[place]
             backward_s = alone_s - self.forward[end] + self.forward[place]
-            if place and self.splits:  # the last gradients of weights fill the time of draining, too
+            if place and self.splits:  # zb-h1 computes weight gradients while the pipeline drains
                 begun_s -= backward_s / 2
             behind_s = (self.work[last] - self.work[end]) * self.count
             for replicas in range(min(self.most_replicas, self.workers - worker - stages + 1), 0, -1):
@@ -134,7 +132,7 @@ class _Listing:
                     yield from self._from(*after, (*before, stage))
 
     def _exposed_s(self, place: int, end: int, start: int, replicas: int, backward_s: float) -> float:
-        """Lower bound on the exposed all-reduce of a stage, in seconds per update."""
+        """Lower bound on the exposed all-reduce time of a stage, in seconds per update."""
         if replicas == 1:
             return 0.0
         where = start, start + replicas - 1
@@ -145,8 +143,8 @@ class _Listing:
         return allreduce_s - self.hidden_share * min(allreduce_s, backward_s)
 
     def _starts(self, worker: int, replicas: int) -> list[int]:
-        """Possible first workers of a stage: the given worker, and that of the next server if the stage then lies on
-        fewer servers."""
+        """Possible first workers of a stage: the given worker, and the first worker of the next server if the stage
+        then lies on fewer servers."""
         if (worker, replicas) not in self._starts_of:
             cluster, found = self.cluster, [worker]
             following = next((start for start in cluster.starts(1) if start > worker), cluster.workers)
@@ -168,9 +166,9 @@ class _Listing:
 
 
 def _places(problem: Problem) -> list[int]:
-    """Places where a stage may begin or end, as numbers of units before them.
+    """Places where a stage may begin or end: place i lies behind the first i units.
 
-    If there are many, the place with the least traffic near each equal share of the work is chosen.
+    If there are many places, only the place with the least traffic near each equal share of the work is chosen.
     """
     count = len(problem.units)
     if count <= MOST_PLACES + 1:
@@ -190,7 +188,7 @@ def _places(problem: Problem) -> list[int]:
 
 
 def _work(problem: Problem) -> list[float]:
-    """For each place, seconds of one microbatch's passes through the units before it, without the optimiser's step."""
+    """For each place, the time of one microbatch in all units before it, in seconds, without the optimiser's step."""
     passes = (unit.forward_s + unit.backward_s - unit.update_s for unit in problem.units)
     return [0.0, *itertools.accumulate(passes)]
 
@@ -236,10 +234,9 @@ def _uniform_shapes(problem: Problem) -> Iterator[list[range]]:
 
 
 def _balanced(problem: Problem, shape: Sequence[range], *, recomputes: bool) -> list[int] | None:
-    """The number of units before the end of each stage, such that the longest stage is as short as possible; None if
-    nothing fits.
+    """Where each stage ends, as a number of units, such that the slowest stage is as fast as possible.
 
-    A bisection finds the time of the longest stage."""
+    A bisection finds the time of the slowest stage. The result is None if nothing fits in memory."""
     count, cluster = problem.options.accumulate or 1, problem.cluster
     times = [unit.forward_s * (1 + recomputes) + unit.backward_s - unit.update_s for unit in problem.units]
     state = [unit.parameter_bytes * (2 + problem.state_ratio) + unit.buffer_bytes for unit in problem.units]

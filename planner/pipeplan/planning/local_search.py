@@ -32,12 +32,12 @@ MOST_STAGES = 16
 """Largest number of stages for which cuts are moved. Larger plans have many neighbours, and moving one unit gains
 little."""
 MISSED = 0.08
-"""Share by which the steady state may be faster than the first two updates."""
+"""Margin by which the steady state may be faster than the first two updates."""
 MOST_FULL = 4
-"""Most full simulations among the neighbours of one plan."""
+"""Largest number of full simulations among the neighbours of a plan."""
 MOST_SCORED, MOST_LISTED, MOST_STARTS, MOST_CLIMBS = 100, 48, 6, 3
-"""Largest numbers of listed plans for each step: scored by the formulas, simulated for two updates, improved by such
-simulations, and improved by their figures."""
+"""Largest numbers of listed plans that are scored by the formulas, simulated for two updates, improved by simulations
+of two updates, and improved by their figures."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class PlanSearch:
     def begun(self, deadline: Deadline) -> PlanSearch:
         """This search, restarted with a new deadline.
 
-        The restarted search keeps the times of plans that were simulated before.
+        Times of plans that were simulated before are kept.
         """
         self.deadline, self.found, self._passes = deadline, {}, 0
         return self
@@ -80,12 +80,11 @@ class PlanSearch:
         return self._near(itertools.islice(listed_plans(self.problem, limit_s), MOST_SCORED), limit_s)
 
     def uniform(self, limit_s: float) -> FiguredPlan | None:
-        """The best plan near uniform pipelines on servers that differ; None if none of these is below `limit_s`."""
+        """The best plan near uniform pipelines on servers that differ; None if no such pipeline is below `limit_s`."""
         return self._near(uniform_plans(self.problem), limit_s)
 
     def like(self, plan: Plan) -> FiguredPlan | None:
-        """The best plan near one that takes over the stages of a plan of another schedule; None if these stages do not
-        fit."""
+        """The best plan near the stages of `plan`, which has another schedule; None if these stages do not fit."""
         deep = with_depths(plan, self.problem)
         if deep is None or self.deadline.passed:
             return None
@@ -184,9 +183,9 @@ def _score(plan: Plan, problem: Problem, *, fits: bool = True) -> Evaluation | N
 
 
 def with_depths(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation] | None:
-    """The plan under the problem's schedule with its depths, with recomputation in the stages that need it.
+    """The plan under the problem's schedule, with its depths, and with recomputation in the stages that need it.
 
-    The result is None if it is not a plan of the problem, or does not fit in memory.
+    The result is None if this is no plan of the problem, or if it does not fit in memory.
     """
     plan = replace(plan, schedule=problem.options.schedule, accumulate=problem.options.accumulate)
     for _ in range(len(plan.stages) + 1):
@@ -208,7 +207,7 @@ def with_depths(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation] | None:
 
 
 def neighbours(found: FiguredPlan, problem: Problem) -> Iterator[Plan]:
-    """The plans one move away: other depths, one replica added, removed or moved, or one unit moved over a cut."""
+    """The plans that differ by one move: larger depths, a replica added, removed or moved, a unit moved over a cut."""
     plan, step_s = found.plan, found.step_s
     yield from _deeper(plan, problem)
     if len(plan.stages) > MOST_STAGES:

@@ -37,7 +37,7 @@ class Verdict:
     agree: bool
     """Whether the solvers' answers are free of contradictions. A plan with contradictions is not written."""
     proven: bool
-    """Whether the bound on faster plans is shown by two solvers, or by an argument that needs no solver."""
+    """Whether two solvers, or an argument that needs no solver, show how much faster another plan could be."""
     text: str
     """One sentence for the user."""
     provers: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ def _unconfirmed(result: Result) -> str:
 
 
 def search_verdict(step_s: float, bound_s: float) -> Verdict:
-    """The verdict on a plan that a search has found and whose workers run several stages each.
+    """The verdict on a plan whose workers run several stages each. A search has found this plan.
 
     `bound_s` is a lower bound on all plans of the plan's schedule, in seconds per minibatch.
     """
@@ -134,7 +134,7 @@ def _wrong_objective(result: Result, score: Evaluation) -> str:
 
 
 def _beaten_bound(result: Result, score: Evaluation, rival: Result) -> str:
-    """A complaint if `result` has a plan with this score, and `rival` proved that there is none; else an empty text."""
+    """A complaint if `rival` proved that the plan of `result`, with this score, cannot exist; else an empty text."""
     if rival.status == Status.INFEASIBLE:
         return (
             f"{rival.solver} claims that there is no plan, but {result.solver} found one of {result.objective_s:.9g} s"

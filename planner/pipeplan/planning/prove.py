@@ -1,9 +1,8 @@
-"""Proves how much faster another plan of a question could be, by a relaxation of all microbatch sizes and exact
-searches.
+"""Proves how much faster another plan of a question could be, by relaxations and by exact searches.
 
-`solvers/update_bound.py` bounds the plans of one microbatch size in about a second. The size with the smallest bound
-decides, so its interval is halved first. The formulas of plans with one stage are exact. So the bound is the smaller of
-the bound on pipelines and the time of the fastest plan of one stage.
+`solvers/update_bound.py` bounds the plans of one microbatch size in about a second. The smallest of these bounds limits
+the answer, so its interval is halved first. For plans of one stage the formulas are exact. So the bound on all plans is
+the smaller of two times: the bound on pipelines, and the time of the fastest plan of one stage.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pipeplan.util.deadline import Deadline, OutOfTime
 PRECISION = 0.01
 """Relative precision to which the smallest bound is determined."""
 MOST = 16.0
-"""If no plan is known, bounds are sought up to this multiple of the time if all workers compute without pause."""
+"""If no plan is known, bounds are searched up to this multiple of the time in which all workers always compute."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Bounds:
         flush.tighten(sizes, best_sample_s, deadline)
 
     def proven(self, best_sample_s: float, divided_s: float) -> Proven:
-        """The bounds on the plans that were searched, none above the time of the fastest plan."""
+        """The bounds on the searched plans, each at most the time of the fastest plan."""
         flush = {size: max(bound, self.relaxed(size, splits=False)) for size, bound in self.searched.items()}
         split = {size: self.relaxed(size, splits=True) for size in self.searched if self._relaxations}
         least = {size: min(best_sample_s, bound) for size, bound in flush.items()}
@@ -112,8 +111,7 @@ class Relaxation:
     _known: dict[int, UpdateBound] = field(default_factory=dict, repr=False)
 
     def tighten(self, sizes: Sequence[int], best_sample_s: float, deadline: Deadline) -> None:
-        """Raise the smallest bound until it no longer rises, it is near the best known figure, or the deadline
-        comes."""
+        """Raise the smallest bound until it stops rising, is near the best known figure, or the deadline passes."""
         samples, ends = self.question.samples, dict[int, float]()
         try:
             for size in sizes:
@@ -128,7 +126,7 @@ class Relaxation:
                 low, high = self.bounds[size], ends[size]
                 if high <= low * (1 + PRECISION) or low * (1 + TOLERANCE) >= best_sample_s:
                     return
-                # Most sizes cannot reach the best figure, and a single check shows it.
+                # First try the best figure, because most sizes cannot reach it.
                 first = size in unasked and best_sample_s < float("inf")
                 middle = high if first else (low * high) ** 0.5
                 unasked.discard(size)

@@ -72,7 +72,7 @@ def microbatches(batch: int, size: int) -> int:
 
 
 def sizes_for(profile: Profile, batch: int, given: int | None) -> tuple[list[int], list[int]]:
-    """(microbatch sizes with measured or interpolated times, further sizes), all dividing the batch, largest first.
+    """(microbatch sizes with measured or interpolated times, further sizes); all divide the batch; largest first.
 
     Raises `InputError` if no size divides the batch.
     """

@@ -145,8 +145,8 @@ def certificate_of(
 ) -> Certificate:
     """The certificate of the bound that the solvers have proven, or the reason why there is none.
 
-    If plans are proven optimal, the certified bound is the smallest of their bounds, so that rounding does not ask for
-    a better one.
+    If several results are proven optimal, the smallest of their bounds is certified, because a larger one may be too
+    large by a rounding error.
     """
     proven = [result.bound_s for result in results if result.status == Status.OPTIMAL]
     bound_s = min(proven) if proven else max(result.bound_s for result in results)

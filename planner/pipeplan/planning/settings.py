@@ -54,7 +54,7 @@ class ProgressTracker:
         self._change(phase=name)
 
     def narrowed(self, bound_s: float, best_s: float) -> None:
-        """Report a solver's lower bound and the step time of its best plan, which is infinite while it has no plan."""
+        """Report a solver's lower bound and the step time of its best plan, infinite while the solver has no plan."""
         known = (self._state.best_s or float("inf"), self._state.bound_s or 0.0)
         best, bound = min(known[0], best_s), max(known[1], bound_s)
         self._change(best_s=best if best < float("inf") else None, bound_s=bound if 0 < bound < float("inf") else None)
@@ -69,7 +69,7 @@ class ProgressTracker:
 
 
 MAXIMUM_CUTS = 50_000
-"""For a graph with more cuts the DP searches a selection of them; the ILP still sees the whole graph."""
+"""Most cuts that the DP searches. For a graph with more cuts it searches a selection; the ILP sees the whole graph."""
 
 SHARES = {
     "choice": 0.7,
@@ -82,9 +82,8 @@ SHARES = {
     "diagnosis": 1.0,
 }
 """Share of the remaining time that each phase may take: the choice of a schedule and a microbatch size, the cuts, the
-first of two solvers, the last or only solver, the certificate, the best uniform pipeline, the simulation. If there is
-no plan, the diagnosis takes the time that the solvers leave. Time that a phase does not need is left to later
-phases."""
+first of two solvers, the last or only solver, the certificate, the best uniform pipeline, the simulation. Later phases
+may use the time that a phase does not need. If there is no plan, the diagnosis may use the time after the solvers."""
 
 
 @dataclass(frozen=True)
@@ -109,5 +108,4 @@ class Settings:
     """Whether to take the simplest plan within the tolerance of the fastest (`candidates.py`), as the commands do."""
     compare: bool = True
     """Whether to search for the best uniform pipeline even if the plan is proven optimal by the formulas. The uniform
-    pipeline is shown, and taken if its figure is better. The search for the uniform pipeline may take longer than that
-    for the plan."""
+    pipeline is shown, and taken if its figure is better. This search may take longer than the search for the plan."""

@@ -49,8 +49,8 @@ def solve(
     """Find the best plan for a problem by its figure, cross-check the solvers, and compare the plan with the baselines.
 
     `known` has plans of the problem, such as the plan of a choice; the answer is at least as fast as these. `choice` is
-    the choice that led to the problem, if there was one. The choice becomes part of the outcome, whose bound then
-    covers every plan of the question (`Choice.bound_s`), and not only plans of the problem.
+    the choice that led to the problem, or None. The choice becomes part of the outcome, whose bound then covers every
+    plan of the question (`Choice.bound_s`), and not only plans of the problem.
 
     The time limit, or Ctrl-C at any moment, ends the search with the best plan so far. Remarks in the outcome then name
     the parts that are missing. `report` is called with every change of phase, best plan and bound. A `deadline` that
@@ -83,7 +83,7 @@ def _listed_outcome(problem: Problem, settings: Settings, deadline: Deadline, ch
         raise InfeasibleError(why_not_listed(problem))
     one = figured(*found, problem, deadline, simulates=settings.simulate)
     bound_s = 0.0 if choice is None else min(choice.proven.sample_s * problem.profile.minibatch, one.step_s)
-    # For unequal shares the bound comes from the relaxation, and holds for simulated times.
+    # For unequal shares, the bound comes from the relaxation and holds for simulated times.
     solver = RELAXATION if problem.options.unequal_shares else "DP"
     results = (Result(solver, Status.TIME_LIMIT, None, math.inf, bound_s, 0.0),)
     certificate = Certificate(None, "no certificate covers plans that divide the weights or take unequal shares")
@@ -172,14 +172,14 @@ class _Search:
         ]
         plans += [one.plan for one in self._baselines() if one.plan is not None and one.fits]
         found = [one for plan in dict.fromkeys(plans) if (one := self._figured_plan(plan, ends)) is not None]
-        # If Ctrl-C comes from here on, the plan keeps its figure.
+        # Set the plan before it is improved, so that Ctrl-C from here on leaves a plan with a figure.
         self._figured = min(found, key=lambda one: one.step_s)
         if settings.simulate:
             best = improve(self._figured, problem, ends)
             moved = self._figured_plan(compact(best.plan, problem), ends)
             found += [best] if moved is None else [best, moved]
         if settings.simplify:
-            # A known plan may already be slower than the fastest plan of a wider search, by the whole tolerance.
+            # A known plan may already use up the tolerance, relative to the fastest plan of a wider search.
             known_s = min((one.step_s for one in found if one.plan in self._known), default=math.inf)
             rivals = [Candidate("", problem, one.plan, one.figure) for one in found if one.step_s <= known_s]
             simplest = simplest_of(rivals).plan

@@ -3,10 +3,10 @@
 Layers may share weights. A stage that holds some of these layers, but not all, has a *shared copy* of the weights. The
 stage's layers alone determine whether it has a copy, and the cost of the copy (docs/cost-model.md, "Shared weights").
 
-The largest workspace is a maximum. Where every cut contains the one before it, a table of the largest workspaces over
-1, 2, 4, … cuts gives the maximum over any number of cuts from two entries (a sparse table: Bender and Farach-Colton,
-The LCA problem revisited, 2000). Elsewhere units are tried from the largest workspace down, and units of equal size are
-tried together. A model has few sizes, because most layers occur several times.
+The largest workspace is a maximum. If every cut contains the previous cut, a sparse table has the maxima over 1, 2, 4,
+… cuts. Two of its entries give the maximum over any number of cuts (Bender and Farach-Colton, The LCA problem
+revisited, 2000). Otherwise the sizes of workspaces are tried from the largest down, each for all units of that size. A
+model has few sizes, because most layers occur several times.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ class SharedWeight:
     bytes: int
 
     def split_by(self, held: Collection[int]) -> bool:
-        """Whether a stage with these units has a shared copy: it holds some of the units that share the weights, but
-        not all."""
+        """Whether a stage with these units has a shared copy: some, but not all, units that share the weights."""
         return any(unit in held for unit in self.units) and not all(unit in held for unit in self.units)
 
     def copied_in(self, held: Collection[int]) -> bool:
-        """Whether the sum of parameter bytes over these units lacks the weights that the stage holds."""
+        """Whether a stage with these units holds the weights, but its units' parameter bytes do not include them."""
         return self.units[0] not in held and any(unit in held for unit in self.units)
 
 
@@ -60,20 +59,20 @@ def copied_bytes(shared: Sequence[SharedWeight], held: Collection[int]) -> int:
 
 @dataclass(frozen=True)
 class SharedInCuts:
-    """The additions of shared weights to the stages between two cuts, as arrays."""
+    """The additional bytes and seconds of shared weights for the stages between two cuts, as arrays."""
 
     members: Ints
     """For every weight (rows) and cut, the number of units inside the cut that share it."""
     first: Ints
-    """The part of `members` that is due to the first unit that shares the weight: 0 or 1."""
+    """For every weight and cut, 1 if the first unit that shares the weight is inside the cut, else 0."""
     bytes: Floats
     """Bytes of every weight."""
     exchange_s: Floats
-    """Seconds that one stage is charged for the exchange of each weight's gradient."""
+    """Seconds for the exchange of each weight's gradient, charged to each stage that takes part."""
 
     @staticmethod
     def of(shared: Sequence[SharedWeight], ideals: Sequence[int], exchange_s: Sequence[float]) -> SharedInCuts:
-        """The weights that units share, for cuts that are bit sets of units."""
+        """The arrays for shared weights and cuts, given as bit sets of units."""
         masks = [sum(1 << unit for unit in weight.units) for weight in shared]
         return SharedInCuts(
             np.array([[(ideal & mask).bit_count() for ideal in ideals] for mask in masks], dtype=np.intp),
@@ -83,13 +82,13 @@ class SharedInCuts:
         )
 
     def copied(self, starts: Ints, ends: Ints) -> Floats:
-        """Bytes that stages from cuts to larger cuts hold in addition to the parameter bytes of their units."""
+        """Bytes of shared weights that the stages between two cuts hold beyond the parameter bytes of their units."""
         lacking = self.first[:, ends] == self.first[:, starts]
         holding = self.members[:, ends] > self.members[:, starts]
         return np.asarray(np.tensordot(self.bytes, lacking & holding, axes=1))
 
     def exchanged_s(self, starts: Ints, ends: Ints) -> Floats:
-        """Seconds that stages from cuts to larger cuts are charged for the exchange of gradients."""
+        """Seconds that the stages between two cuts are charged for exchanging gradients of shared weights."""
         held = self.members[:, ends] - self.members[:, starts]
         whole = self.members[:, -1].reshape(-1, *(1,) * (held.ndim - 1))
         return np.asarray(np.tensordot(self.exchange_s, (held > 0) & (held < whole), axes=1))
@@ -126,8 +125,7 @@ class Workspaces:
         return Workspaces(words, found.sizes, masks, _ranges(found))
 
     def between(self, cuts: int | Ints, targets: Ints) -> Floats:
-        """The largest workspace of the units between each target and a cut: the same cut for all targets, or one for
-        each."""
+        """The largest workspace of the units between each target and a cut: one cut for all, or one for each target."""
         if len(self.ranges):
             row = np.frexp(np.asarray(cuts - targets, dtype=float))[1] - 1
             return np.asarray(np.maximum(self.ranges[row, targets], self.ranges[row, cuts - (1 << row)]))

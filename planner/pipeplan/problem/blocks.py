@@ -1,10 +1,10 @@
 """Finds the repeated blocks of a model, such as the layers of a transformer, and the cuts between them.
 
-Units repeat with a period where their sizes repeat: bytes of parameters, of buffers, and of tensors saved for the
-backward pass. Times are not compared, because measurements of equal layers differ. Within each repetition, the cuts
-that the fewest bytes cross are kept. In a transformer only the residual stream crosses these cuts. A search over the
-kept cuts is much faster than one over all cuts. The plans that it finds are nearly as fast if a stage has several
-blocks. A bound from these cuts holds only for plans with these cuts.
+Units repeat with a period if their sizes do: bytes of parameters, of buffers, and of tensors saved for the backward
+pass. Times are not compared, because measurements of equal layers differ. Within each repetition, the cuts with the
+least traffic are kept. In a transformer only the residual stream crosses these cuts. A search over the kept cuts is
+much faster than a search over all cuts, and its plans are nearly as fast if a stage has several blocks. A bound from
+the kept cuts holds only for plans with these cuts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _between_blocks(regions: Sequence[tuple[int, int, int]], crossing: Floats) -
         least = np.inf
         for first in range(start + 1, stop, period):
             inside = slice(first, min(first + period, stop))
-            if first + period <= stop:  # of the rest behind the last whole repetition, no more cuts are kept than there
+            if first + period <= stop:  # an incomplete last repetition keeps the limit of the one before it
                 least = crossing[inside].min()
             kept[inside] = crossing[inside] <= least
     kept[[0, -1]] = True
@@ -77,7 +77,7 @@ def repeated_regions(units: Sequence[Unit]) -> Iterator[tuple[int, int, int]]:
 
 
 def _longest_repetition(numbers: Ints) -> tuple[int, int, int] | None:
-    """(start, stop, period) of the longest repetition; among equally long ones, the one with the shortest period."""
+    """(start, stop, period) of the longest repetition, with the shortest period among equally long repetitions."""
     best: tuple[int, int, int] | None = None
     for period in range(1, len(numbers) // LEAST_REPEATS + 1):
         equal = numbers[period:] == numbers[:-period]

@@ -24,8 +24,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 _SELECTED_SHARE = 5
-"""Divisor of the limit on cuts if not all can be listed. The smaller selection suffices for plans within 1% of the
-bound."""
+"""If not all cuts can be listed, the selection has the limit divided by this number. Such a selection suffices for
+plans within 1% of the bound."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Cuts:
 
     @cached_property
     def chain(self) -> bool:
-        """Whether every cut contains the one before it, as in a model without branches."""
+        """Whether every cut contains the previous cut, as in a model without branches."""
         words = self.words
         return not bool((words[:-1] & ~words[1:]).any())
 
@@ -143,7 +143,7 @@ class Cuts:
 
 
 def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLINE) -> Cuts:
-    """All cuts of the problem, or, if there are more than `limit`, a selection of cuts that few bytes cross.
+    """All cuts of the problem, or a selection of cuts with little traffic if there are more than `limit`.
 
     At the deadline the selection consists of the cuts found so far, completed by the cuts along one topological order.
     If the options ask for one stage, the only cuts are the empty and the full cut. The last few results are cached,
@@ -205,8 +205,7 @@ def _crossing(inside: Floats, flows: Sequence[Flow]) -> tuple[Floats, Floats]:
 
 
 def _cheapest_cuts(problem: Problem, limit: int, deadline: Deadline) -> list[int]:
-    """Beam search for cuts of every size: the cuts that the fewest bytes cross, and the cut along the topological
-    order."""
+    """Beam search for cuts of every size: the cuts with the least traffic, and the cut along the topological order."""
     count = len(problem.units)
     growth = graph.IdealGrowth(count, problem.edges)
     width = max(1, limit // count)
@@ -215,7 +214,7 @@ def _cheapest_cuts(problem: Problem, limit: int, deadline: Deadline) -> list[int
     bytes_of = {0: 0}
     for size in range(1, count + 1):
         if deadline.passed:
-            # Only the cuts of the topological order are left, one of each size.
+            # Complete the selection with the cuts along the topological order, one of each size.
             return [*cuts, *((1 << number) - 1 for number in range(size, count + 1))]
         larger: dict[int, int] = {}
         grown_bytes: dict[int, int] = {}
@@ -245,7 +244,7 @@ class _CrossingBytes:
                 self._read[unit].append((needed, size))
 
     def added(self, unit: int, grown: int) -> int:
-        """The change in bytes when `unit` joins and makes the ideal `grown`.
+        """The change in bytes when `unit` joins, so that the ideal becomes `grown`.
 
         The unit's outputs begin to cross the cut. Tensors whose consumers are now all inside no longer cross the
         cut."""

@@ -32,14 +32,14 @@ class OversizedLayers:
 class SufficientMemory:
     """The smallest device memory for which a plan exists, and that plan.
 
-    Where devices differ, this is the memory of the smallest device, and that of the others grows in proportion.
+    If devices differ, this is the memory of the smallest device. The memory of the others grows in proportion.
     """
 
     memory_bytes: int
     now_bytes: int
     plan: Plan
     stage: int
-    """Number, from 1, of the plan's stage that needs all of that memory."""
+    """Number, from 1, of the stage that needs the whole memory."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,7 @@ class ClusterGrowth:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why there is no plan. A field of the diagnosis is None or empty if the field does not apply, or if nothing was
-    found."""
+    """The reasons why there is no plan. A field is None or empty if it does not apply, or if nothing was found."""
 
     device: str
     capacity_bytes: float
@@ -76,13 +75,11 @@ class Diagnosis:
     sharding: bool = False
     """Whether a plan fits if its replicas divide the optimiser's state."""
     too_few: tuple[int, int] | None = None
-    """(minibatches per update, fewest minibatches per update for which a plan exists) under 2BW; None if this number is
-    not the cause."""
+    """(minibatches per update, fewest for which a plan exists) under 2BW; None if this number is not the cause."""
     minibatch: int = 1
     """Samples of a minibatch."""
     pinned: str = ""
-    """A clause about a layer pinned to a stage that cannot exist, or about two contradicting pins; empty if there is
-    neither."""
+    """A clause about a layer pinned to an impossible stage, or two contradicting pins; empty if there are none."""
 
     @property
     def text(self) -> str:

@@ -2,7 +2,7 @@
 
 Trainers with a pipeline-parallel and a data-parallel size (Megatron-LM, DeepSpeed, torchtitan) run such grids. The S·r
 workers are the whole cluster, or whole servers from the first one on, or any number of workers inside the first server.
-Where all stages share one update, every replica takes the same number of the update's minibatches.
+If all stages share one update, every replica takes the same number of the update's minibatches.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _allowed(shape: GridShape, problem: Problem) -> bool:
 
 
 def _shares(options: Options) -> int:
-    """Number of minibatches of an update that replicas divide among them; 0 where every stage updates by itself."""
+    """Number of minibatches of an update that replicas divide among them; 0 if every stage updates by itself."""
     return 0 if options.inference or options.schedule not in ACCUMULATING else options.accumulate or 0
 
 

@@ -66,8 +66,8 @@ class Options:
     virtual_stages: Positive | None = None
     """Stages of each worker under interleaved-1f1b; None for the best number. Under zb-v each worker has two stages."""
     correction: str = "none"
-    """The correction of old gradients, one of `CORRECTIONS`. With `ef` every stage keeps its optimiser's last steps:
-    one step for each weight version except the newest."""
+    """The correction of old gradients, one of `CORRECTIONS`. With `ef` every stage keeps the last steps of its
+    optimiser, one for each weight version except the newest."""
     recompute: bool = True
     """Whether a stage may drop its activations, and run forward again before backward, to save memory."""
     sharding: Sharding = Sharding.NONE
@@ -76,9 +76,9 @@ class Options:
     """Whether the workers of plain data parallelism divide the microbatches of an update in proportion to their
     speed."""
     contention: bool = True
-    """Whether contention counts. With contention, a network card is charged with the sum of the traffic that crosses
-    it, shared cores with the sum of the work on them, and plain data parallelism with the wait for its all-reduce.
-    Otherwise each use of a resource is charged as if it were the only one."""
+    """Whether contention counts. If so, the cost model adds up all traffic over a network card, and all work on shared
+    cores, and charges plain data parallelism for the wait for its all-reduce. Otherwise each use of a resource is
+    charged as if there were no other use."""
     boundary: str = "single"
     """Model of the traffic between two stages. `single` uses one link at a time. `parallel` uses as many links as the
     stage with fewer replicas has replicas."""
@@ -152,7 +152,7 @@ class Options:
     def is_listed(self) -> bool:
         """Whether so few plans exist that they are listed instead of searched.
 
-        This is the case for one stage whose workers divide the weights or take unequal shares of a batch."""
+        Plans are listed if they have one stage whose workers divide the weights or take unequal shares of a batch."""
         return self.sharding.divides_weights or self.unequal_shares
 
     @property
@@ -167,7 +167,7 @@ class Options:
 
     @property
     def copies_per_version(self) -> int:
-        """Copies of the weights for each weight version: 2 where old gradients are corrected, otherwise 1.
+        """Copies of the weights for each weight version: 2 if old gradients are corrected, otherwise 1.
 
         A corrected stage keeps an optimiser step for each version except the newest. `Problem.state_ratio` subtracts
         the charge for the newest version.

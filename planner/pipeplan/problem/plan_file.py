@@ -39,9 +39,9 @@ class PredictedStage:
     update_s: Amount = 0.0
     """The share of the optimiser's step that is charged to one minibatch."""
     weights_s: Amount = 0.0
-    """The part of `backward_s` that gradients of the weights take, where they have a pass of their own; else 0."""
+    """The part of `backward_s` for gradients of the weights, if these have a separate pass; else 0."""
     split_s: Amount = 0.0
-    """The time that this pass of their own adds to the backward pass."""
+    """The time that the separate pass adds to the backward pass."""
     executor_s: Amount = 0.0
     """The executor's own work. In training, `forward_s` and `backward_s` each include half of this time; in inference,
     `forward_s` includes all of it."""
@@ -49,7 +49,7 @@ class PredictedStage:
     """Time of one all-reduce of a group of minibatches among all replicas."""
     exposed_sync_s: Amount | None = None
     """The part of `sync_s` that remains after the backward pass that overlaps with the all-reduce, in plain data
-    parallelism and under a flush. The value is None if the all-reduce starts after the pass."""
+    parallelism and under a flush. None if the all-reduce starts after the pass."""
     receive_bytes: Bytes = 0
     """Bytes of activations that a minibatch brings from the previous stage."""
     send_bytes: Bytes
@@ -65,15 +65,15 @@ class PredictedStage:
 
 @dataclass(frozen=True)
 class BatchTime:
-    """The parts of the time from one update to the next, in seconds. This time is the sum of its parts."""
+    """The parts of the time from one update to the next, in seconds. The parts add up to this time."""
 
     minibatches: Positive
     """Minibatches of one update, in one copy of the pipeline."""
     work_s: Amount
-    """Time of the first minibatch's passes, from the stage whose all-reduce the others wait for to the slowest
-    resource."""
+    """Time of the first minibatch's passes on the path from the stage whose all-reduce the others wait for to the
+    slowest resource."""
     transfers_s: Amount
-    """Time of the first minibatch's transfers between these stages."""
+    """Time of the first minibatch's transfers on the same path."""
     steady_s: Amount
     """Time that the other minibatches add at the slowest resource."""
     exposed_s: Amount
@@ -82,7 +82,7 @@ class BatchTime:
     bound: str
     """The slowest resource, as text for messages."""
     order_s: float = 0.0
-    """Waiting time that the order of the passes causes where workers run several stages."""
+    """Waiting time that the order of the passes causes if workers run several stages."""
 
     @property
     def total_s(self) -> float:
@@ -92,7 +92,7 @@ class BatchTime:
     def cause(self, stages: int) -> str:
         """The part that takes longest, as text.
 
-        In a plan of one stage all passes count as compute, because it has no pipeline to fill.
+        In a plan of one stage all passes count as compute, because there is no pipeline to fill.
         """
         first_s, steady_s = self.work_s + self.transfers_s, self.steady_s
         parts = (
@@ -199,7 +199,7 @@ class PlanFile(Struct, frozen=True, kw_only=True):
         return self.cluster.to_cluster()
 
     def to_problem(self, profile: Profile) -> Problem:
-        """The problem that the plan solves, given its profile. The schedule is that of the plan."""
+        """The problem that the plan solves, given its profile, with the plan's schedule."""
         plan = self.plan
         options = replace(self.options, inference=plan.inference, schedule=plan.schedule, accumulate=plan.accumulate)
         return Problem(profile, self.to_cluster(), options)
@@ -229,7 +229,7 @@ def is_plan(path: Path) -> bool:
 
 
 def read_plan_document(path: Path) -> Node:
-    """The content of a plan.json, given its path or that of its folder. Raises an `InputError` if there is none."""
+    """The content of a plan.json, given the path of the file or its folder. Raises an `InputError` if there is none."""
     if not plan_file(path).is_file():
         raise InputError(f"{path} has no plan.json; `pipeplan solve` writes plan folders")
     return read_document(plan_file(path), PLAN_FORMAT, PLAN_VERSION)

@@ -29,16 +29,16 @@ class PlanProfile(Struct, frozen=True):
     relative_path: str | None = None
     threads: Natural = 1
     processes: Positive = 1
-    """Number of workers that were busy on the machine while the profile was measured, this one included."""
+    """Number of workers that were busy on the machine while the profile was measured, including the measured one."""
 
 
 def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profile:
     """The profile that the plan.json at `plan` was made from, identified by its digest.
 
     The profile has the plan's minibatch size, and the times under the load of the plan's workers. If `named` is None,
-    the profile is searched for at its path relative to the plan folder, at its absolute path, in the plan's folder, its
-    parent and the current folder, and among the bundled profiles. Raises `InputError` if no profile has that digest, or
-    if the profile at `named` has another digest.
+    the search goes through the recorded relative and absolute paths, the plan's folder, its parent, the current folder,
+    and the bundled profiles. Raises `InputError` if no profile has that digest, or if the profile at `named` has
+    another digest.
     """
     stated = decode(root["profile"], PlanProfile)
     if named is not None:
@@ -71,7 +71,7 @@ def profile_if_found(root: Node, plan: Path, named: Path | None = None) -> Profi
 
 
 def _candidates(plan: Path, stated: PlanProfile) -> Iterator[Path]:
-    # The relative path comes first: in a copied project it finds the copied profile, which names the copied job.
+    # Try the relative path first: in a copied project it leads to the copied profile, which names the copied job.
     if stated.relative_path is not None:
         yield plan.parent.resolve() / stated.relative_path
     if stated.path is not None:

@@ -22,16 +22,16 @@ from pipeplan.util.units import show_size
 
 @dataclass(frozen=True)
 class CopyWays:
-    """The links between a worker of one copy of the pipeline and the workers in the same place of other copies.
+    """The links between the copies of the pipeline, for each worker position in a copy.
 
-    There is one entry for each worker of a copy, by the slowest copy, or a single entry if all are equal."""
+    An entry is for the slowest copy. If all workers are equal, there is a single entry."""
 
     bandwidth: Sequence[float] = (math.inf,)
     """Bandwidth of all-reduces, in bytes/s."""
     latency_s: Sequence[float] = (0.0,)
 
     def among(self, run: Iterable[int]) -> tuple[float, float]:
-        """Bandwidth and latency of the slowest ring among the copies of some workers of one copy."""
+        """Bandwidth and latency of the slowest ring across the copies, for some workers of one copy."""
         places = list(run) if len(self.bandwidth) > 1 else [0]
         return min(self.bandwidth[one] for one in places), max(self.latency_s[one] for one in places)
 
@@ -63,8 +63,8 @@ class Problem:
     flows: tuple[Flow, ...] = field(init=False)
     """The tensors between the units."""
     shared: tuple[SharedWeight, ...] = field(init=False)
-    """The weights that units share, and of which stages may hold copies. The tuple is empty unless the schedule is
-    synchronous and several stages are allowed."""
+    """The shared weights that several stages may each hold. Empty unless the schedule is synchronous and allows several
+    stages."""
 
     def __post_init__(self) -> None:
         rings = SHARDED_RINGS if self.options.shard_optimizer else 1.0
@@ -94,7 +94,7 @@ class Problem:
 
     @property
     def _few_layers(self) -> str:
-        """A clause on the number of groups of layers that can be in stages of their own."""
+        """A clause on the number of groups of layers that can each be a separate stage."""
         count = len(self.units)
         if not self.profile.tied or self.options.flushes or len(self.profile.layers) == count:
             return f"the model has only {count} layers to cut between"
@@ -104,8 +104,7 @@ class Problem:
         )
 
     def _check_memory(self) -> None:
-        """Raise an `InputError` if a worker process leaves no memory for a stage, because the searches divide by this
-        memory."""
+        """Raise an `InputError` if a worker process leaves no memory for a stage, because searches divide by it."""
         if not self.capacity > 0:
             memory, worker = self.memory_of(range(self.cluster.workers)), self.cluster.executor.worker_bytes
             raise InputError(
@@ -143,10 +142,10 @@ class Problem:
 
     @property
     def copy_state_ratio(self) -> float:
-        """Lower bound on the optimiser's state that the workers of one copy hold together, in bytes per byte of
-        parameters.
+        """Lower bound on the optimiser's state in all workers of one copy together, in bytes per byte of parameters.
 
-        The bound is `state_ratio` less the part that the other copies hold where replicas divide the state."""
+        If replicas divide the state, the other copies hold a part of it, which the bound subtracts from `state_ratio`.
+        """
         return self.state_ratio - self.divided_ratio * (1 - 1 / self.copies)
 
     @property
@@ -169,8 +168,8 @@ class Problem:
     def hidden_share(self) -> float:
         """Share of a stage's last backward pass before a flush that can hide its all-reduce.
 
-        The share is 0 where the executor starts the all-reduce after the pass, because replicas divide the optimiser's
-        state or stages share weights.
+        The share is 0 if replicas divide the optimiser's state or stages share weights, because the executor then
+        starts the all-reduce after the pass.
         """
         return 0.0 if self.shared or self.options.shard_optimizer else self.options.overlap
 
@@ -186,17 +185,15 @@ class Problem:
 
     @property
     def capacity(self) -> float:
-        """Bytes that a stage may use on the worker with the least memory; infinite where memory does not limit the
-        plan."""
+        """Bytes that a stage may use on the worker with the least memory; infinite if memory does not limit plans."""
         return self.capacity_of(range(self.cluster.workers))
 
     def capacity_of(self, workers: Iterable[int]) -> float:
-        """Bytes that a stage may use on each of these workers: the smallest device memory, less that of the worker
-        process."""
+        """Bytes that a stage may use on each of these workers: the smallest device memory minus the worker process."""
         return self.cluster.executor.room_in(self.memory_of(workers))
 
     def memory_of(self, workers: Iterable[int]) -> float:
-        """The smallest device memory among these workers, in bytes; infinite where memory does not limit the plan."""
+        """The smallest device memory among these workers, in bytes; infinite if memory does not limit plans."""
         return self.cluster.memory_of(workers) if self.options.memory else float("inf")
 
     @cached_property
@@ -206,8 +203,7 @@ class Problem:
 
     @property
     def minibatches_in_flight(self) -> int | None:
-        """The most minibatches that one copy of the pipeline may have in flight: under 2BW the minibatches of one
-        update."""
+        """The most minibatches that one copy of the pipeline may have in flight: under 2BW, an update's minibatches."""
         options = self.options
         if options.inference or options.schedule != DOUBLE_BUFFERED or options.accumulate is None:
             return None
@@ -221,8 +217,7 @@ class Problem:
 
     @property
     def speed_in_use(self) -> float:
-        """Upper bound on the total speed of the workers that one copy can keep busy: each needs a minibatch in
-        flight."""
+        """Upper bound on the total speed of one copy's busy workers. Each busy worker needs a minibatch in flight."""
         total, most = self.cluster.total_speed, self.minibatches_in_flight
         if most is None:
             return total
@@ -239,7 +234,7 @@ class Problem:
         return FlowArrays.of(self.flows)
 
     def within(self, cluster: Cluster, copies: int = 1, copies_allreduce_s: float = 0.0) -> Problem:
-        """This problem on another cluster, or on one of `copies` equal components of a cluster."""
+        """This problem on another cluster, or on one of the `copies` equal components of a cluster."""
         # Copied, not constructed again: the units and the flows do not depend on the cluster.
         moved = copy(self)
         cluster = replace(cluster, exchange_rings=self.cluster.exchange_rings)
@@ -271,8 +266,8 @@ class Problem:
 def contradicting_pins(problem: Problem) -> str:
     """A clause that names two pins that no plan can both satisfy, ending in a semicolon; empty if there are none.
 
-    Such pins put one layer, or layers that must share a stage, into two stages, or a layer before another layer that it
-    reads from.
+    Pins are contradictory if they put one layer, or layers that must share a stage, into two stages, or if they put a
+    layer before another layer that it reads from.
     """
     unit_of = {name: number for number, unit in enumerate(problem.units) for name in unit.layers}
     readers: dict[int, set[int]] = {}
@@ -290,7 +285,7 @@ def contradicting_pins(problem: Problem) -> str:
 
 
 def joins_copies(problem: Problem) -> bool:
-    """Whether one ring joins the replicas of a stage in all copies of the pipeline, as under a flush."""
+    """Whether one ring joins a stage's replicas in all copies of the pipeline, as under a flush."""
     return problem.copies > 1 and problem.training and problem.options.flushes
 
 

@@ -85,7 +85,7 @@ class FlowArrays:
         """
         crossing = np.zeros((stages + 1, 2))
         if len(self.starts):
-            # Add differences first, so that a tensor takes the same time for any number of cuts.
+            # Sum up differences, so that the work for a tensor does not depend on the number of cuts that it crosses.
             first, last = stage_of[self.producer], np.maximum.reduceat(stage_of[self.consumers], self.starts)
             np.add.at(crossing, first, self.bytes)
             np.subtract.at(crossing, np.maximum(first, last), self.bytes)
@@ -114,8 +114,8 @@ def _contract(profile: Profile, wanted: Iterable[tuple[str, ...]]) -> list[list[
 
     `wanted` has the groups that the user's options join.
 
-    Layers that must share a stage, and all layers between them, are the strong components of the graph after adding
-    edges in both directions between the members of each group.
+    The groups are the strong components of the graph after adding edges in both directions between the members of each
+    given group. So a group also has all layers between its members.
     """
     arrows = edges(profile.tensors)
     for group in (*profile.together, *wanted):
@@ -127,8 +127,8 @@ def _contract(profile: Profile, wanted: Iterable[tuple[str, ...]]) -> list[list[
 def user_groups(profile: Profile, options: Options) -> list[tuple[str, ...]]:
     """The groups of layers that the options keep in one stage.
 
-    The groups come from `together` and `no_cut_after`, and, unless the schedule is synchronous, from layers that share
-    weights.
+    The groups come from `together` and `no_cut_after`. Unless the schedule is synchronous, layers that share weights
+    are also groups.
 
     Raises an `InputError` if the options name a layer that the profile does not have.
     """

@@ -1,8 +1,8 @@
-"""The units of a model whose weights FSDP gathers together: the repeated blocks that the executor wraps.
+"""FSDP units of a model. FSDP gathers the weights of a unit together; the executor wraps repeated blocks as units.
 
 Each member of the largest list of equal modules is a unit, such as `transformer.h.0`, `transformer.h.1`, … The weights
-of all other layers belong to the root, which is gathered for the whole pass. A profile without module names, such as an
-imported one, is divided into runs of consecutive layers with weights of about 25 MB.
+of all other layers belong to the root, which is gathered for the whole pass. If a profile has no module names, as after
+an import, runs of consecutive layers with about 25 MB of weights are the units.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class FsdpUnit:
 
 
 def list_member(layer: Layer) -> tuple[str, int] | None:
-    """(path of the list of modules that a layer belongs to, index in the list); None if there is no list.
+    """(path of the module list that holds a layer, index in the list); None if there is no list.
 
-    If lists are nested directly, the inner list counts (`stages.0.1`). A list further inside a member does not count
+    If lists are nested directly, the inner list counts (`stages.0.1`). A list deeper inside a member does not count
     (`layers.3.experts.2`).
     """
     parts = (layer.module or layer.name.partition("#")[0]).split(".")

@@ -14,7 +14,7 @@ from pipeplan.util.typed import Amount, Bytes, Natural, Positive, json_fields, s
 
 TIMES = ("forward_s", "backward_s", "update_s")
 LOADED_TIMES = tuple(f"loaded_{name}" for name in TIMES)
-"""Fields of a layer: each time without load, mapped to the same time with all cores busy."""
+"""Fields of a layer with times under load (all cores busy), in the order of `TIMES`, the times without load."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,9 @@ class Layer:
     """Peak bytes of temporary memory while the layer runs, beyond its inputs, its outputs and the tensors that it saves
     for the backward pass; 0 if unknown."""
     like: str = ""
-    """Name of the layer that was measured instead of this layer, because both compute the same; empty if this layer was
-    measured."""
+    """Name of an equivalent layer that was measured instead; empty if this layer was measured."""
     loaded_forward_s: Amount = 0.0
-    """Median time of the forward pass with all cores busy (`Provenance.load_processes`); 0 if it was not measured."""
+    """Median time of the forward pass with all cores busy (`Provenance.load_processes`); 0 if not measured."""
     loaded_backward_s: Amount = 0.0
     """Median time of the backward pass with all cores busy; 0 if it was not measured."""
     loaded_update_s: Amount = 0.0
@@ -85,7 +84,7 @@ class Layer:
 class Tensor:
     """An output of a layer that other layers read.
 
-    The tensor crosses a cut once, however many consumers lie behind the cut.
+    The tensor crosses a cut once, even if several consumers lie behind the cut.
     """
 
     name: str
@@ -133,8 +132,7 @@ class Provenance:
     notes: tuple[str, ...] = ()
     """Remarks on the figures for the reader: drift, spread, corrections, errors."""
     load_processes: Natural = 0
-    """Number of busy processes, one for each core, while the layers' times under load were measured; 0 without such
-    times."""
+    """Number of busy processes, one for each core, while times under load were measured; 0 without times under load."""
     incomplete: str = ""
     """The work that the times leave out, in words; empty if they are complete. Every answer from the profile begins
     with this text."""
@@ -162,7 +160,7 @@ class Size:
     whole_backward_s: Amount | None = None
     """Backward time of the whole model in one piece; None if it was not measured."""
     whole_split_s: Amount | None = None
-    """Its backward time if gradients of weights have a pass of their own, as in zb-h1; None if it was not measured."""
+    """Backward time of the whole model with a separate pass for weight gradients, as in zb-h1; None if not measured."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -180,7 +178,7 @@ class SampleFlops:
     kind: str
     """Kind of operator, one of `pipeplan.cluster_data.devices.OPERATOR_KINDS`."""
     arithmetic: str
-    """The type that the operator computes in, one of `pipeplan.cluster_data.devices.ARITHMETICS`."""
+    """The number format that the operator computes in, one of `pipeplan.cluster_data.devices.ARITHMETICS`."""
     forward: Amount
     backward: Amount
 

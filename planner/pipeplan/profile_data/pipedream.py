@@ -100,8 +100,8 @@ def _profile(
         if source in kept and target in kept:
             consumers.setdefault(source, []).append(target)
     kept_edges = [(source, target) for source, targets in consumers.items() for target in targets]
-    # The published files list nodes in no particular order. Profile reports a cycle, which is a component of several
-    # nodes.
+    # The published files list nodes in no particular order. A component of several nodes is a cycle, which `Profile`
+    # reports.
     components = graph.strong_components([name for name in nodes if name in kept], kept_edges)
     order = [name for component in components for name in component]
     notes = [

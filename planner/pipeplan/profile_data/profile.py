@@ -56,7 +56,7 @@ class Profile:
     dynamic_batch: bool = True
     """Whether the traced model accepts minibatches of any size."""
     granularity: str = "layer"
-    """The unit that becomes one layer: `module`, `layer` or `op`. The executor traces the model with the same unit."""
+    """The part of the model that becomes one layer: `module`, `layer` or `op`. The executor uses the same value."""
     provenance: Provenance = field(default_factory=Provenance)
     optimizer_name: str = "SGD with momentum"
     optimizer_state_ratio: float = 1.0
@@ -72,30 +72,30 @@ class Profile:
     whole_backward_s: float | None = None
     """Backward time of the whole model in one piece; None if it was not measured."""
     whole_split_s: float | None = None
-    """Its backward time if gradients of weights have a pass of their own, as in zb-h1; None if it was not measured."""
+    """Backward time of the whole model with a separate pass for weight gradients, as in zb-h1; None if not measured."""
     peak_bytes: int = 0
     """Peak memory of one forward and backward pass and update of the whole model, in bytes; 0 if it was not
     measured."""
     batch_norm: bool = False
     """Whether the model has BatchNorm, also inside of layers."""
     lacks: tuple[TrainingNeed, ...] = ()
-    """What the job lacks for training: `loss` or `data`; empty if nothing is known to be missing. A plan for a job that
-    lacks its loss or its data cannot be trained."""
+    """Things that the job lacks: `loss` or `data`; empty if nothing is known to be missing. Without them a plan of
+    the job cannot be trained."""
     work: SampleWork = field(default_factory=SampleWork)
     """FLOPs and tokens of a sample, and samples of an epoch, as far as they are known."""
     sizes: tuple[Size, ...] = ()
     """Other minibatch sizes that were measured in the same run."""
     step_s: float = 0.0
-    """The part of an optimiser's step that does not depend on its parameters, in seconds. Each stage spends this time
-    in addition to `update_s` of its layers; 0 if `update_s` includes the whole step."""
+    """The part of an optimiser's step that does not depend on the parameters, in seconds. Each stage needs this time in
+    addition to the `update_s` of its layers; 0 if `update_s` includes the whole step."""
     read_s: float = 0.0
-    """Time of reading the samples of one minibatch from the job's data in the worker process, in seconds; 0 if the job
-    has no data, or reads them in other processes."""
+    """Time in which the worker process reads the samples of one minibatch from the job's data, in seconds; 0 if the job
+    has no data, or if other processes read them."""
     model_file: JobFile | None = None
-    """The job's file when the profile was written, with a digest of its content; None for a bundled model, and in older
+    """The job's file at the time of writing, with a digest of its content; None for a bundled model, and in older
     profiles."""
     taken_whole: tuple[str, ...] = ()
-    """Paths of submodules that are not traced inside, because stages would train them differently from the model."""
+    """Paths of submodules that are kept whole, because stages would train their parts differently from the model."""
     unchecked: str = ""
     """The reason why there was no self-check; empty if the check passed, and for profiles without one."""
     file: str = field(default="", compare=False)
@@ -125,9 +125,7 @@ class Profile:
 
     @property
     def split_share(self) -> float:
-        """The time that a separate pass for gradients of weights adds to a backward pass, as a share of the backward
-        pass; 0 if it was not measured.
-        """
+        """Time that a separate pass for weight gradients adds, as a share of the backward pass; 0 if not measured."""
         if not self.whole_split_s or not self.whole_backward_s:
             return 0.0
         return max(0.0, self.whole_split_s / self.whole_backward_s - 1.0)
@@ -173,9 +171,9 @@ class Profile:
     def under_load(self, busy: int) -> Profile:
         """This profile with the times that layers take while `busy` workers of one machine compute at the same time.
 
-        With one worker, the layers have the times without load. With at least as many workers as when the times under
-        load were measured, the layers have those times. Between the two numbers the times are linear. A profile without
-        times under load is returned unchanged.
+        With one worker, the layers have the times without load. With `Provenance.load_processes` or more workers, they
+        have the times under load. In between, the times are interpolated linearly. A profile without times under load
+        is returned unchanged.
         """
         most = self.provenance.load_processes
         if busy < 2 or most < 2:
@@ -253,8 +251,7 @@ class Profile:
         write_text(Path(path), self.text_for(Path(path)))
 
     def text_for(self, path: Path) -> str:
-        """The text of the profile's file at this path. In the text, the path of the job is relative to the file's
-        folder."""
+        """The text of the profile's file at this path, with the job's path relative to the file's folder."""
         document = self.to_json()
         document["model"] |= located_fields(self.model_ref, self.model_file, Path(os.path.realpath(path)).parent)
         return json_text(document)

@@ -34,7 +34,7 @@ def unchecked_text(reason: str) -> str:
 
 
 def lacking_text(lacks: Sequence[TrainingNeed]) -> str:
-    """The consequence of what a job lacks, in one line."""
+    """The consequence of a missing loss or missing data, in one line."""
     missing = " and ".join(f"no {name}" for name in lacks)
     fields = ", ".join(f"{name}=..." for name in lacks)
     return (
@@ -56,7 +56,7 @@ def located_fields(ref: str, recorded: JobFile | None, folder: Path) -> dict[str
 
 
 def job_notes(ref: str, recorded: JobFile | None) -> Iterator[str]:
-    """Remarks if the file of a profile's job is not the recorded file, or has changed since."""
+    """Remarks if the job's file is not the file that the profile recorded, or if its content has changed."""
     if file_of(ref) is None:
         return
     if note := choice_note(ref, recorded):

@@ -1,13 +1,13 @@
 """Computes the layers and tensors of a profile at a minibatch size at which they were not measured.
 
-If one size is known, times and activations are taken to be proportional to the number of samples, which ignores the
-fixed cost of launching a kernel. If several sizes are known, figures are interpolated on the line through the two
-nearest sizes. Beyond the largest or smallest size, that line is extended with a limited slope, so that a time neither
-falls with more samples nor becomes negative at zero samples.
+If one size is known, times and activations count as proportional to the number of samples, which ignores the fixed
+cost of launching a kernel. If several sizes are known, figures are interpolated on the line through the two nearest
+sizes. Beyond the known sizes, that line is extended with a limited slope, so that a time neither falls with more
+samples nor becomes negative at zero samples.
 
 Pessimistic times are for choices among sizes, so that no size is chosen for a speed that was not measured. Below the
-smallest known size, a minibatch takes as long as one of that size. Above the largest, a sample takes as long as at that
-size.
+smallest known size, a minibatch takes as long as at the smallest size. Above the largest known size, a sample takes as
+long as at the largest size.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _Interpolation = Callable[[float, float], float]
 
 
 def halved(minibatch: int, halvings: int = HALVINGS) -> list[int]:
-    """The minibatch size and its halvings, in samples, as far as they are whole numbers, largest first."""
+    """The minibatch size, halved up to `halvings` times while it stays a whole number, in samples, largest first."""
     return [minibatch >> times for times in range(halvings + 1) if minibatch % (1 << times) == 0]
 
 
 def size_at(known: Sequence[Size], minibatch: int, *, pessimistic: bool = False) -> Size:
-    """The layers and tensors for minibatches of `minibatch` samples, as measured at this size, otherwise interpolated.
+    """The layers and tensors for minibatches of `minibatch` samples: measured if this size was, else interpolated.
 
     `known` holds the measured sizes in increasing order. Parameters, buffers and the optimiser's step do not depend on
     the size and stay unchanged. With `pessimistic`, times beyond the known sizes are upper bounds.
@@ -71,9 +71,9 @@ def describe_rescaling(known: Sequence[Size], minibatch: int) -> str:
 
 
 def _neighbours(known: Sequence[Size], minibatch: int) -> tuple[Size, Size]:
-    """The two known sizes around a size, or the two nearest if it lies beyond all of them.
+    """The two known sizes around a size, or the two nearest sizes if it lies beyond all known sizes.
 
-    If only one size is known, it is returned twice.
+    If only one size is known, the result has that size twice.
     """
     above = next((index for index, size in enumerate(known) if size.minibatch > minibatch), len(known) - 1)
     above = min(max(1, above), len(known) - 1)

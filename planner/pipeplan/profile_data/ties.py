@@ -1,4 +1,4 @@
-"""Layers that have weights or memory in common, and the consequences for cuts."""
+"""Layers that share weights or memory, and the consequences for cuts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reads run folders of the executor (docs/file-formats.md): `summary.json`, timelines, and the latest checkpoint.
 
 Training can resume from a checkpoint. A run folder has `checkpoints/<name>/manifest.json`, which is read without torch.
-The manifest is written last, so a checkpoint with a manifest was complete. Some of its files may still be missing, if
-they were on the disk of a lost server.
+The manifest is written last, so a checkpoint with a manifest was complete. Files may still be missing if they were on
+the disk of a lost server.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def read_run(folder: Path) -> MeasuredRun:
         decode(read_document(path, TIMELINE_FORMAT, TIMELINE_VERSION), TimelineFile)
         for path in sorted((folder / "timeline").glob("rank-*.json"))
     ]
-    # A timeline of another plan is from the time before the run continued with this plan.
+    # A timeline of another plan comes from before the run continued with this plan.
     recorded = {timeline.rank: timeline for timeline in timelines if timeline.plan == summary.plan}
     if len({(timeline.epoch, timeline.first) for timeline in recorded.values()}) > 1:
         raise InputError(f"{folder / 'timeline'} has files of different epochs: the run was cut off, so run it again")
@@ -127,15 +127,15 @@ class Checkpoint:
     minibatches: int
     """Number of minibatches of the epoch."""
     damaged: tuple[str, ...] = ()
-    """The errors of later checkpoints that are damaged."""
+    """The errors of later, damaged checkpoints."""
     skipped: tuple[Path, ...] = ()
     """Later runs of the plan without any checkpoint, latest first."""
     chosen: bool = False
-    """Whether the user named this checkpoint, and not its run."""
+    """Whether the user named this checkpoint itself, and not its run."""
 
     @property
     def resume_from(self) -> Path:
-        """The path to resume from: the run, or this checkpoint if it is not the run's latest or was named."""
+        """The path to resume from: the run, or this checkpoint if the user named it or later ones are damaged."""
         return self.folder if self.damaged or self.chosen else self.run
 
     @property

@@ -4,16 +4,16 @@ A worker runs the actions of its stream in order, one at a time. F and B wait fo
 
 A link carries one message at a time, first come, first served. The link is busy for transmit_s (for gradients back_s),
 and the message arrives latency_s later. With cards, every pair of workers has a link in each direction, and activations
-wait until their receive is posted. Without cards, a boundary has links that the minibatches of a copy take in turn.
+wait until their receive is posted. Without cards, the minibatches of a copy use the links of a boundary in turn.
 
 Action R joins the all-reduce of the group, which starts when all replicas have joined and the previous one has ended.
 Action U keeps the worker busy for exposed_s, and for the optimiser's step if B does not include it. The rest of the
 all-reduce, hidden_s, overlaps with computing. If U directly follows its R, the hidden part runs after the exposed part.
 If other actions come between them, the hidden part runs first, and U waits for its end.
 
-With `Scenario.cards`, a message or the hidden part of an all-reduce is a flow that shares the network cards that it
-crosses (`fair_share`), and takes as long as these cards allow. Under a flush, such a flow is the whole all-reduce, or
-the part of it that remains after the last backward pass.
+With `Scenario.cards`, a message is a flow over the network cards that it crosses, and so is the hidden part of an
+all-reduce. Flows share cards (`fair_share`), and take as long as the cards allow. Under a flush the flow is the whole
+all-reduce, or the part that remains after the last backward pass.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class _Engine:
         self._joined: dict[tuple[int, int], int] = {}
         """Number of replicas that have joined an all-reduce, by (stage, group)."""
         self._waited: dict[tuple[int, int], float] = {}
-        """Time since which the drained replicas have only waited for an all-reduce, by (stage, group)."""
+        """Time from which the drained replicas only wait for an all-reduce, by (stage, group)."""
 
     def run(self, deadline: Deadline, limit_s: float) -> SimulatedEvents:
         """Run all streams to their ends.
 
-        Raises an `InputError` on a deadlock, which names a worker and the action that it waits for, `OutOfTime` at the
+        Raises an `InputError` on a deadlock, with a worker and the action that it waits for. Raises `OutOfTime` at the
         deadline, and `TooSlow` as soon as the first stage certainly ends after `limit_s`.
         """
         queue, count = self._queue, 0
@@ -79,7 +79,7 @@ class _Engine:
         return SimulatedEvents(tuple(self._actions), tuple(transfers), queue.now)
 
     def _check_limit(self, limit_s: float) -> None:
-        """Raise `TooSlow` if the remaining passes take longer. The first stage ends after the passes of all stages."""
+        """Raise `TooSlow` if the remaining passes end too late. The first stage ends after the passes of all stages."""
         if self._seats[0].head is not None and self._queue.now + max(seat.left_s for seat in self._seats) > limit_s:
             raise TooSlow
 

@@ -65,7 +65,7 @@ class SimulatedEvents:
 
 
 FIRST = -1
-"""The rank of all events except ends of passes, whose rank is their minibatch."""
+"""The rank of all events except ends of passes. The rank of the end of a pass is the index of its minibatch."""
 
 
 class EventQueue:

@@ -3,10 +3,9 @@
 The cards are those of `pipeplan.cost.contention`: every component of every level has a card that joins it to the level
 above. Here each direction of a card counts as a separate card. Shared processor cores are treated in the same way.
 
-A flow that is alone takes its stated duration. At full speed it uses a given share of each card that it crosses. If the
-shares of a card add up to more than 1, its flows are slowed down until they fit. The result is max-min fair: a flow
-could only be faster by slowing down another flow on a common card whose share there, divided by its weight, is at most
-as large.
+A flow that is alone runs at full speed. It then uses a given share of each card that it crosses. If the shares of a
+card add up to more than 1, the card slows its flows down until they fit. The result is max-min fair: a flow could only
+be faster if another flow on a common card became slower, and that flow has at most the same share per weight there.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class Card:
     """One direction of a network card, or the cores of a server."""
 
     workers: int = 0
-    """For a server's cores, the number of workers that compute at full speed together, whatever the sum of their
-    shares; 0 for a network card."""
+    """For a server's cores, the number of workers that may compute at full speed together, even if their shares add up
+    to more than 1; 0 for a network card."""
 
 
 Use = Mapping[Card, float]
@@ -38,20 +37,20 @@ Use = Mapping[Card, float]
 
 RING_WEIGHT = 4.5
 """Weight of an all-reduce on a card, if a message has weight 1. TCP connections share a link equally only after a
-while: connections of an all-reduce carry data nearly all the time, those of a message begin slowly each time."""
+while. Connections of an all-reduce carry data nearly all the time. Connections of messages start slowly each time."""
 YOUNGER = 0.9
-"""Weight of a message on a card, if the message that began before it has weight 1, for the same reason. The weights of
-all messages on a card are scaled so that their sum is the number of messages. Both constants were fitted to replays
-(docs/report.md)."""
+"""Weight of a message on a card, relative to the message that began before it, because connections start slowly. The
+weights of all messages on a card are scaled so that their sum is the number of messages. `RING_WEIGHT` and `YOUNGER`
+were fitted to replays (docs/report.md)."""
 EPSILON = 1e-12
-"""Seconds left below which a flow has arrived; the rest is rounding."""
+"""Remaining seconds below which a flow counts as arrived, because of rounding errors."""
 MOST_REMEMBERED = 10_000
 """Largest number of combinations of flows whose speeds are cached. A schedule often repeats the same combinations."""
 
 
 @dataclass(frozen=True)
 class FlowKind:
-    """The properties of a flow that determine its speed beside other flows."""
+    """The properties of a flow that determine its speed among other flows."""
 
     shares: tuple[tuple[Card, float], ...]
     """The share of each card that the flow uses at full speed."""
@@ -71,10 +70,10 @@ def flow_kind(use: Use, weight: float = 1.0, *, is_message: bool = False) -> Flo
 
 
 def reduced_kinds(kinds: Sequence[FlowKind]) -> list[FlowKind]:
-    """The kinds without cards that affect no speed, if there is at most one flow of each kind at a time.
+    """The kinds without the cards that affect no speed, if there is at most one flow of each kind at a time.
 
     A card slows no flow if it cannot be full, or if another card that all its flows cross is always full earlier. The
-    same is true for the order of messages. So kinds that differ at first often become equal.
+    same holds for cards that only affect the weights of messages. So kinds that differ at first often become equal.
     """
     crossing: dict[Card, dict[int, float]] = defaultdict(dict)
     meeting: dict[Card, dict[int, float]] = defaultdict(dict)
@@ -96,8 +95,8 @@ def reduced_kinds(kinds: Sequence[FlowKind]) -> list[FlowKind]:
 
 
 def _undominated(crossing: dict[Card, dict[int, float]], kinds: Sequence[FlowKind]) -> dict[Card, dict[int, float]]:
-    """The cards that remain after dropping cards whose flows all have at least as large a share of another remaining
-    card."""
+    """The cards except dominated ones. A card is dominated if all its flows cross another remaining card, each with at
+    least the same share."""
     left = dict(crossing)
     for card, flows in crossing.items():
         for other, _ in kinds[next(iter(flows))].shares:
@@ -126,7 +125,7 @@ class SharedNetwork:
         self._equal = [first.setdefault(kind, number) for number, kind in enumerate(self._kinds)]
         """For each kind, the index of the first equal kind."""
         self._numbers: list[int] = []
-        """The index of the kind of each flow."""
+        """For each flow, the index of its kind."""
         self._left: list[float] = []
         """Seconds that each flow still takes at full speed."""
         self._speeds: list[float] = []
@@ -226,7 +225,7 @@ def share_cards(flows: Sequence[FlowKind]) -> list[float]:
 def _crowded(flows: Sequence[FlowKind]) -> list[list[_User]]:
     """The flows on each card that is too slow for all of its flows. No other card limits a flow.
 
-    The later a message began, the less weight it has. The order counts on the card that the most messages share.
+    The later a message began, the smaller its weight. The weight comes from the card that the most messages share.
     """
     demand: dict[Card, float] = {}
     messages: dict[Card, int] = {}
@@ -254,7 +253,7 @@ def _crowded(flows: Sequence[FlowKind]) -> list[list[_User]]:
 
 
 def _has_cores(card: Card, flows: Sequence[FlowKind]) -> bool:
-    """Whether each of the computing workers has a core of its own."""
+    """Whether each computing worker has its own core."""
     return sum(card is used for flow in flows for used, _ in flow.shares) <= card.workers
 
 
@@ -277,8 +276,8 @@ class SharedCards:
     plan: Plan
     links: Links
     busy: int = 1
-    """Number of busy workers of a server when the layers were measured. Up to this number, workers compute at full
-    speed, because the measured times include their mutual slowdown. More workers share the cores of the server."""
+    """Number of busy workers on a server when the layers were measured. Up to this number, workers compute at full
+    speed, because the measured times include their mutual slowdown. More workers share the server's cores."""
     _cards: dict[tuple[int, int, int], Card] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The cards created so far, by direction, level and index of the component."""
 

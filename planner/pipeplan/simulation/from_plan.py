@@ -48,7 +48,7 @@ def stage_figures(plan: Plan, problem: Problem, score: Evaluation) -> list[Predi
 
 
 def _exposed_sync_s(plan: Plan, problem: Problem, links: Links, index: int) -> float | None:
-    """The part of a stage's `sync_s` that remains after the backward pass during which it starts; None if it starts
+    """The part of a stage's all-reduce that remains after the backward pass in which it starts; None if it starts
     later."""
     if waits_for_allreduce(plan) and problem.options.contention:
         return ddp_exposed_allreduce_s(plan, problem, links)

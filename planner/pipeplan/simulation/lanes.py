@@ -1,8 +1,8 @@
 """The activity of each worker over time, in one form for simulations and runs.
 
-A run records its activity (`pipeplan.run_data`). A simulation runs actions with the times of the plan. In a simulation,
-the optimiser's step is at the end of a backward pass, or, under schedules that accumulate, at the end of U. The exposed
-part of an all-reduce is a wait, and a worker waits whenever it runs no action.
+A run records its activity (`pipeplan.run_data`). A simulation runs actions with the times of the plan. There the
+optimiser's step is at the end of a backward pass, or, under schedules that accumulate, at the end of U. The exposed
+part of an all-reduce counts as a wait, and so does any time without an action.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ def _recorded(intervals: Sequence[TimelineInterval]) -> Iterator[Bar]:
 
 
 def cut_lanes(lanes: Sequence[Lane], scenario: Scenario, minibatches: int, first: int = 0) -> list[Lane]:
-    """The lanes restricted to the first `minibatches` minibatches, and to the groups that begin among them.
+    """The lanes with only the first `minibatches` minibatches, and the groups that begin among them.
 
-    The minibatches are then counted from `first`, as in a run that resumes in the middle of an epoch.
+    The result counts minibatches from `first`, as in a run that resumes in the middle of an epoch.
     """
     kept = []
     for lane in lanes:
@@ -167,5 +167,5 @@ def cut_lanes(lanes: Sequence[Lane], scenario: Scenario, minibatches: int, first
 
 
 def counts_groups(action: Action) -> bool:
-    """Whether an action's index is that of a group of minibatches."""
+    """Whether an action's index counts groups of minibatches, and not minibatches."""
     return action.kind in (ActionKind.REDUCE, ActionKind.UPDATE)

@@ -31,8 +31,8 @@ def _steps(
 ) -> Iterator[tuple[float, int]]:
     """The memory of one worker after each of its actions.
 
-    A minibatch is held from the start of its forward to the end of its backward pass. Weight versions are held from the
-    oldest one that a minibatch will still use to the newest.
+    A minibatch is held from the start of its forward to the end of its backward pass. The stage holds all weight
+    versions from the oldest that a minibatch will still use to the newest.
     """
     load, shapes = scenario.stages[stage], scenario.shapes
     if not scenario.schedule.trains:
@@ -43,7 +43,7 @@ def _steps(
     for _, _, action, start_s, end_s in actions:
         in_flight += action.kind is ActionKind.FORWARD
         if action.kind is ActionKind.BACKWARD:
-            # A minibatch whose W is still to come keeps its activations, and equally many bytes of gradients.
+            # Until its W, a minibatch keeps its activations, and gradients of the same size.
             in_flight, finished = in_flight + (1 if load.deferred else -1), finished + 1
         if action.kind is ActionKind.WEIGHTS and load.deferred:
             in_flight -= 2

@@ -15,13 +15,13 @@ from pipeplan_launch.plan.schedule import ActionKind
 
 SIMULATION_FORMAT, SIMULATION_VERSION = "pipeplan-simulation", 1
 LONGEST_ROUND = 2000
-"""Largest round, in minibatches. Replica counts without common divisors repeat only after very many minibatches. In
-that case a round of the stage where minibatches leave is used."""
+"""Largest round, in minibatches. With replica counts that have no common divisor, the schedule repeats only after very
+many minibatches. In that case the round of the stage where minibatches leave is used."""
 LEAST_WINDOW = 100
 """Smallest number of minibatches in the steady part."""
 WARM_UP, LEAST_WARM_UP = 20, 3
 """Usual and smallest length of the warm-up, as a multiple of the minibatches in flight. The warm-up is long because a
-first stage slightly faster than the step time runs ahead, and takes long to use up its depth."""
+first stage that is only slightly faster than the step time takes long to use up its depth."""
 WINDOW, SHORTEST_WINDOW = 10, 2
 """Usual and smallest length of the steady part, as a multiple of the minibatches in flight."""
 LARGE_SIMULATION = 10_000
@@ -114,7 +114,7 @@ class SimulationReport:
 
     @property
     def drain_s(self) -> float:
-        """Time from the end of the first stage that finishes to the end of the last, in seconds."""
+        """Time from the end of the first finished stage to the end of the last, in seconds."""
         ended: dict[int, float] = {}
         for done in self.replayed.passes:
             ended[done.stage] = max(ended.get(done.stage, 0.0), done.end_s)
@@ -187,7 +187,7 @@ class SimulationReport:
 
 
 def enough_minibatches(scenario: Scenario) -> int:
-    """Number of minibatches for which there is a steady part of whole rounds between filling and draining."""
+    """Number of minibatches that leaves a steady part of whole rounds between fill and drain."""
     length = round_length(scenario)
     window = max(_scaled(scenario, WINDOW, SHORTEST_WINDOW), LEAST_WINDOW)
     return _warm_up(scenario) + length * math.ceil(window / length) + _tail(scenario) + 1
@@ -196,13 +196,13 @@ def enough_minibatches(scenario: Scenario) -> int:
 def _warm_up(scenario: Scenario) -> int:
     """Number of minibatches before the steady part."""
     if scenario.drains and scenario.accumulate:
-        # Every batch is like the first, except for the delay by earlier all-reduces.
+        # Under a flush every batch runs like the first, except for delays from earlier all-reduces.
         return LEAST_WARM_UP * scenario.accumulate
     return _scaled(scenario, WARM_UP, LEAST_WARM_UP)
 
 
 def _tail(scenario: Scenario) -> int:
-    """Number of minibatches after the steady part: those in flight, or, under a flush, those of a last, short group."""
+    """Number of minibatches after the steady part: the minibatches in flight, or under a flush a last, short group."""
     if scenario.drains and scenario.accumulate:
         return scenario.accumulate
     return scenario.in_flight
@@ -214,7 +214,7 @@ def _scaled(scenario: Scenario, usual: int, least: int) -> int:
 
 
 def round_length(scenario: Scenario) -> int:
-    """Number of minibatches after which the turns of all replicas and the groups of all stages repeat."""
+    """Number of minibatches after which the replicas' turns and the stages' groups repeat."""
     group = scenario.accumulate or 1
     length = math.lcm(group, *(stage.replicas for stage in scenario.stages))
     return length if length <= LONGEST_ROUND else math.lcm(group, scenario.stages[_exit(scenario)].replicas)

@@ -1,8 +1,8 @@
-"""Writes a simulation, alone or beside a run, as a trace for Perfetto or chrome://tracing; see docs/report.md.
+"""Writes a simulation, alone or together with a run, as a trace for Perfetto or chrome://tracing (docs/report.md).
 
 The format is Google's "Trace Event Format" in its JSON object form, with complete events `X`, counters `C`, flows `s`
 and `f`, metadata `M`, and `ts` and `dur` in microseconds. A server is shown as a process. A worker is shown as two
-threads: one for its actions, and one for the all-reduces that run beside them.
+threads: one for its actions, and one for the all-reduces that overlap with them.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class _Group:
         yield from self.flows(workers)
 
     def flows(self, workers: Sequence[Lane]) -> Iterator[Event]:
-        """Arrows from each pass of a minibatch to its pass in the next stage, for forward passes, or previous stage,
-        for backward passes."""
+        """Arrows from each pass of a minibatch to its pass in the next stage (forward) or the previous stage
+        (backward)."""
         passes: dict[tuple[str, int, int], list[tuple[Bar, int]]] = {}
         for lane in workers:
             for bar in lane.bars:
@@ -69,7 +69,7 @@ class _Group:
             common = {"name": what, "cat": "flow", "id": f"{self.name} {kind} {stage + 1} {index}"}
             left, sender = max(parts, key=lambda part: part[0].end_s)
             met, receiver = min(following, key=lambda part: part[0].start_s)
-            # An arrow belongs to the slice around its time, so it leaves a nanosecond before the end.
+            # Perfetto attaches an arrow to the slice around its time, so the arrow leaves a nanosecond early.
             leaves_s = max(left.start_s, left.end_s - 1e-9)
             ends: tuple[tuple[str, int, float, Event], ...] = (
                 ("s", sender, leaves_s, {}),
@@ -80,7 +80,7 @@ class _Group:
                 yield {**common, "ph": phase, "ts": _times(time_s, time_s)["ts"], **place, **more}
 
     def named(self, process: int, text: str, order: int) -> Iterator[Event]:
-        """The name of a process and its position: predicted and measured processes of a server are neighbours."""
+        """The name of a process and its position, which puts a server's predicted and measured processes together."""
         yield _name("process_name", process, 0, f"{text}, {self.name}")
         position = order + (self.name == MEASURED)
         yield _name("process_sort_index", process, 0, position, "sort_index")
@@ -99,7 +99,7 @@ def trace_document(scenario: Scenario, replayed: SimulatedEvents) -> dict[str, A
 
 
 def overlaid_document(scenario: Scenario, run: MeasuredRun, most: int | None = None) -> dict[str, Any]:
-    """The trace of a run together with a simulation of the same minibatches, of at most `most` minibatches.
+    """The trace of a run together with a simulation of the same minibatches, at most `most` of them.
 
     Processes and threads have the same numbers as in the separate traces, except that a power of ten is added to
     measured processes. Raises an `InputError` if the run recorded no timelines.

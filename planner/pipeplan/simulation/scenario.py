@@ -50,13 +50,13 @@ class StageLoad:
     per_update: float = 1.0
     """Average number of minibatches that a replica computes for one update."""
     left_s: float | None = None
-    """Time of an all-reduce that remains after the backward pass during which it starts, in plain data parallelism and
-    under a flush. The value is None if the all-reduce starts after the pass."""
+    """Time of an all-reduce that remains after the backward pass in which it starts, in plain data parallelism and
+    under a flush. None if the all-reduce starts after the pass."""
     update_share: float = 0.0
     """Share of `backward_s` that is the optimiser's step."""
     step_s: float = 0.0
-    """Time of the optimiser's step under schedules that make one step for several minibatches; every replica makes the
-    whole step. Else 0."""
+    """Time of the optimiser's step under schedules that make one step for several minibatches; else 0. Every replica
+    makes the whole step."""
     deferred: int = 0
     """Largest number of minibatches whose gradients of the weights are deferred."""
     weights_s: float = 0.0
@@ -66,13 +66,13 @@ class StageLoad:
     shares: tuple[int, ...] = ()
     """Minibatches of an update on each replica, if they are unequal; else empty."""
     relative: tuple[float, ...] = ()
-    """With unequal shares, the time of a pass on each replica relative to the slowest replica, whose times this object
-    has."""
+    """With unequal shares, the time of a pass on each replica, relative to the slowest replica. The other fields have
+    the times of the slowest replica."""
 
     @property
     def at_once(self) -> float:
-        """Average number of minibatches that the replicas compute at once; less than the replicas if these are
-        unequal."""
+        """Average number of minibatches that the replicas compute at once. Unequal replicas compute fewer minibatches
+        at once than there are replicas."""
         if not self.shares:
             return self.replicas
         busiest = max(share * time for share, time in zip(self.shares, self.relative, strict=True))
@@ -97,7 +97,7 @@ class StageLoad:
         return self.forward_s + self.backward_s + self.step_s / self.per_update
 
     def exposed_s(self, overlap: float) -> float:
-        """Exposed time of an all-reduce, in seconds, such that a group takes the time that the cost model predicts."""
+        """Exposed time of an all-reduce, in seconds. With it, a group takes the time that the cost model predicts."""
         if self.left_s is not None:
             return self.left_s + (1.0 - overlap) * max(0.0, self.sync_s - self.left_s)
         work = self.busy_s * self.per_update
@@ -185,8 +185,7 @@ class Scenario:
 
     @property
     def in_flight(self) -> int:
-        """The largest number of minibatches in flight; in inference, which has no limit, the number of replicas of all
-        stages."""
+        """Largest number of minibatches in flight. Inference has no limit, and counts the replicas of all stages."""
         if self.schedule.trains:
             return self.stages[0].depth * self.stages[0].replicas
         return sum(stage.replicas for stage in self.stages)

@@ -40,7 +40,7 @@ def simulate(scenario: Scenario, minibatches: int | None = None, deadline: Deadl
 
     Raises an `InputError` if the plan's schedule comes to a deadlock, and `OutOfTime` at the deadline.
     """
-    # If very many minibatches are in flight, this limit allows no steady state, and the report says so.
+    # If very many minibatches are in flight, the limit leaves no steady state. The report then says so.
     count = minibatches or min(enough_minibatches(scenario), MOST_MINIBATCHES)
     replayed = simulate_schedule(scenario, count, deadline)
     return Simulated(scenario, replayed, summarise_simulation(scenario, replayed, count))
@@ -69,10 +69,10 @@ def steady_step_s(
 
 
 def simulated_update_s(scenario: Scenario, deadline: Deadline = NO_DEADLINE) -> float:
-    """Seconds from the end of a stage's passes of the first update to those of the second. Raises `OutOfTime`.
+    """Seconds from the end of a stage's passes for the first update to the end of its passes for the second update.
 
     The result is the longest time of any stage. In the steady state all stages take the same time. At the beginning,
-    other stages may still catch up with a stage that waits for its all-reduce.
+    other stages may still catch up with a stage that waits for its all-reduce. Raises `OutOfTime` at the deadline.
     """
     assert scenario.accumulate is not None
     if _repeats_exactly(scenario) and round_length(scenario) == scenario.accumulate:
@@ -97,11 +97,11 @@ def _repeats_exactly(scenario: Scenario) -> bool:
 
 
 def _last_round_s(scenario: Scenario, rounds: int, deadline: Deadline, limit_s: float = math.inf) -> float | None:
-    """Seconds of the last of the first `rounds` rounds, if all further rounds take as long; else None.
+    """Duration of round number `rounds`, in seconds, if all further rounds take as long; else None.
 
-    Further rounds take as long as the last one if that round leaves the pipeline in the state in which the round began.
-    The first stage ends an update last, except for all-reduces of other stages. So the state consists of the seconds by
-    which other workers end the update later.
+    Further rounds take as long if this round ends with the pipeline in the state in which the round began. The first
+    stage ends an update last, except that all-reduces of other stages may end later. So the state is the delay with
+    which each other worker ends the update.
     """
     length, group = round_length(scenario), scenario.accumulate or 1
     replayed = simulate_schedule(scenario, rounds * length, deadline, limit_s)
@@ -112,14 +112,14 @@ def _last_round_s(scenario: Scenario, rounds: int, deadline: Deadline, limit_s: 
 
 
 def _state(scenario: Scenario, replayed: SimulatedEvents, update: int) -> tuple[float, dict[tuple[int, int], float]]:
-    """(time at which the first stage ends an update, seconds by which each worker ends it later); all 0 before the
+    """(time when the first stage ends an update, delay of each worker after that time), in seconds; all 0 before the
     first update."""
     ends = {
         (done.stage, done.replica): done.end_s
         for done in replayed.actions
         if done.action.index == update and done.action.kind is ActionKind.UPDATE
     }
-    # If workers have several stages, the workers of the first stage end with another stage.
+    # If workers have several stages, the workers of the first stage may end the update with another stage.
     home = scenario.stages[0].workers
     first_s = max((end_s for (stage, _), end_s in ends.items() if scenario.stages[stage].workers == home), default=0.0)
     return first_s, {worker: max(0.0, end_s - first_s) for worker, end_s in ends.items()}

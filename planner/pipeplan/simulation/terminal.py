@@ -1,6 +1,6 @@
 """Prints a simulation: a timeline of the workers, and the summary.
 
-`pipeplan report` draws a simulation beside a run.
+`pipeplan report` draws a simulation next to a run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DRAWN_PASSES = 3
 """Number of forward and backward passes of the slowest stage that are drawn after the fill."""
 MOST_ROWS = 32
 """Largest number of workers that are drawn."""
-# The number of a pass is followed by dashes for forward and double dashes for backward, so that colours are not needed.
+# After the number of a pass come dashes for forward or double dashes for backward, so that no colours are needed.
 _LOOKS = {
     ActionKind.FORWARD: ("-", "cyan"),
     ActionKind.BACKWARD: ("=", "magenta"),
@@ -91,7 +91,7 @@ def _row(passes: Sequence[Pass], span_s: float, cells: int) -> Text:
     for done in passes:
         if done.start_s >= span_s:
             break
-        # Every pass gets at least one cell, unless another short pass has taken it.
+        # Every pass gets at least one cell, unless another short pass already has that cell.
         first = max(drawn, cell(done.start_s))
         last = min(cells, max(cell(done.start_s) + 1, cell(done.end_s)))
         if last <= first:

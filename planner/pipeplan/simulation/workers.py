@@ -94,7 +94,7 @@ class Worker:
     replica: int
     load: StageLoad
     cores: int | None = None
-    """The kind of flow that stands for the worker's computing, if it shares the cores of its server; else None."""
+    """The kind of the flow that represents the worker's computing, if workers share the server's cores; else None."""
     seat: Seat = field(init=False)
     routes: dict[Worker, Route] = field(default_factory=dict)
     """The routes to the workers of the next stage and of the previous stage."""
@@ -111,7 +111,7 @@ class Worker:
     awaits_at_once: set[int] = field(default_factory=set)
     """Groups whose update directly follows the start of their all-reduce."""
     taken: int = 0
-    """Number of minibatches whose activations the worker has taken from their receives."""
+    """Number of minibatches whose activations the worker has received and taken."""
     held: dict[int, tuple[Worker, Action]] = field(default_factory=dict)
     """Messages whose receive is not posted yet, by minibatch: (sender, action that produced the message)."""
 
@@ -123,8 +123,7 @@ class Worker:
 
 @dataclass(eq=False, slots=True)
 class Seat:
-    """A worker of the cluster, which may have several stages: the actions that it runs, in order, each with its
-    stage."""
+    """A worker of the cluster, which may have several stages, and the actions that it runs in order."""
 
     stream: Iterator[tuple[Worker, Action]]
     head: tuple[Worker, Action] | None = None
@@ -177,7 +176,7 @@ def _stream(
 
 
 class Routes:
-    """Sets the routes between workers, and has the routes of all-reduces and the kinds of all flows."""
+    """Sets the routes between workers. Holds the routes of all-reduces and the kinds of all flows."""
 
     def __init__(self, scenario: Scenario, workers: list[list[Worker]], minibatches: int, *, pairs: bool) -> None:
         """Set all routes. `pairs` says whether each pair of workers has its own link in each direction."""
@@ -225,7 +224,7 @@ class Routes:
 
     def _all_reduces(self) -> list[Route]:
         scenario, cards = self._scenario, self._scenario.cards
-        # Copies of a pipeline are in different components, and all stages share the link between components.
+        # The copies of a pipeline are in different components. All stages share the link between components.
         shared = SerialLink("all-reduce")
         routes = []
         for stage, load in enumerate(scenario.stages):

@@ -1,5 +1,5 @@
 """Plans whose workers run several stages each, under `interleaved-1f1b` and `zb-v`: their search and their answers.
 
-`virtual_search` finds such plans with the cuts of `virtual_cuts`, and proves only a bound. `solve_virtual` compares the
-best of them with ordinary plans.
+`virtual_search` finds these plans with the cuts of `virtual_cuts`, and proves only a bound. `solve_virtual` compares
+the best plan found with ordinary plans.
 """

@@ -1,8 +1,8 @@
-"""Cuts a model into the stages of workers that run several stages each, by the work of the busiest worker.
+"""Cuts a model into stages for workers that run several stages each.
 
 The cuts are places in the order of the problem's units, so stages are consecutive units. A dynamic program finds the
-cuts with the shortest longest stage; from there, cuts are moved one at a time as long as the estimated time of a batch
-falls. The estimate is that of `cost.virtual_stages`, without the time of messages and all-reduces.
+cuts that make the longest stage as short as possible. From there, cuts are moved as long as the estimated time of a
+batch falls. `cost.virtual_stages` gives the estimate, without the time of messages and all-reduces.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ Places = tuple[int, ...]
 """For every stage except the last, the number of units up to its end."""
 MOST_SWEEPS = 20
 MOST_UNITS = 1500
-"""Largest number of units for which the dynamic program runs. For more units, the search begins with stages of equal
-work."""
+"""Largest number of units for which the dynamic program runs. With more, the search begins with equal work."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,7 @@ def quick_estimate_s(problem: Problem, shape: VirtualShape, minibatches: int) ->
 
 
 def cuts_to_try(problem: Problem, shape: VirtualShape, minibatches: int) -> list[Places]:
-    """Distinct lists of good places to cut for a shape; empty if the model has fewer units than the shape has
-    stages."""
+    """Distinct lists of good places to cut for a shape; empty if the model has fewer units than the shape stages."""
     count, units = shape.stages, len(problem.units)
     if count > units:
         return []
@@ -117,7 +115,7 @@ def _equal_work(times: NDArray[np.float64], count: int) -> Places:
 
 
 def _shortest_longest(times: NDArray[np.float64], count: int) -> Places:
-    """The cuts with the shortest longest stage, by a dynamic program over (stages, units)."""
+    """The cuts that make the longest stage as short as possible, by a dynamic program over (stages, units)."""
     units, sums = len(times), np.cumsum([0.0, *times])
     best = sums.copy()
     choices: list[NDArray[np.intp]] = []

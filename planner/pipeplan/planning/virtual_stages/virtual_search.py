@@ -1,9 +1,9 @@
 """Finds plans whose workers run several stages each: `interleaved-1f1b` and `zb-v`.
 
-For every number of positions, of replicas and of stages per worker, `virtual_cuts` looks for cuts, memory decides which
+For every number of positions, replicas and stages per worker, `virtual_cuts` looks for cuts, memory decides which
 stages recompute, and the evaluator scores the plan. In the best few plans, single units are moved between stages as
 long as the plan becomes faster. These plans are then simulated, with links that messages share, and the fastest is
-taken. The search proves only a bound for all such plans, which the verdict states.
+taken. The search proves only a bound on all plans of this kind, which the verdict states.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 MOST_CHUNKS = 6
 """Largest number of stages per worker that is tried if the user gives none."""
 EVALUATED, MORE_EVALUATED, MORE_S = 12, 48, 2.0
-"""Number of shapes for which a plan is made: those with the shortest batches by a quick estimate, which ignores shared
-cards. The larger number applies while all shapes together take at most `MORE_S` seconds, and at most a tenth of the
-time."""
+"""Number of shapes for which a plan is made. Shapes with the shortest batches by a quick estimate, which ignores shared
+cards, come first. The larger number applies during the first `MORE_S` seconds, but at most a tenth of the time."""
 SIMULATED = 4
-"""Number of plans that are simulated: those with the shortest batches by the formulas."""
+"""Number of plans that are simulated. Plans with the shortest batches by the formulas come first."""
 NEAR = 0.25
-"""Plans whose time by the formulas is longer than the shortest by more than this share are not simulated."""
+"""Largest relative excess over the shortest time by the formulas for which a plan is simulated."""
 MOVES_S = 3.0
 """Time limit for moving single units of one plan between its stages, in seconds."""
 LEAST_MOVE = 1e-3
@@ -158,14 +157,13 @@ def _numbers_of_chunks(problem: Problem, devices: int) -> range:
 
 
 def _is_useful(problem: Problem, shape: VirtualShape) -> bool:
-    """Whether every replica has a minibatch of an update, and there are several positions if there are enough
-    workers."""
+    """Whether every replica has a minibatch of an update, and several positions exist if several workers do."""
     return shape.replicas <= (problem.options.accumulate or 1) and (shape.devices > 1 or problem.cluster.workers == 1)
 
 
 def _bound_s(problem: Problem, shape: VirtualShape) -> float:
-    """Lower bound on the step time of all plans of a shape: the busiest replica has at least an equal share of the work
-    and at least the largest unit.
+    """Lower bound on the step time of all plans of a shape. The busiest replica has at least an equal share of the
+    work, and at least the largest unit.
     """
     accumulate = problem.options.accumulate or 1
     fastest = max(device.speed for device in problem.cluster.devices)
@@ -182,7 +180,7 @@ def _plan_of(problem: Problem, shape: VirtualShape) -> tuple[Plan, Evaluation] |
 
 
 def _rounds(problem: Problem, shape: VirtualShape) -> int:
-    """Minibatches of one update on the replica that has the most."""
+    """Minibatches of one update on the replica with the most minibatches."""
     return int(formulas.rounds(problem.options.accumulate or 1, shape.replicas))
 
 
@@ -199,7 +197,7 @@ def plan_at(problem: Problem, shape: VirtualShape, places: Places) -> Plan:
 
 
 def fitted(plan: Plan, problem: Problem) -> Plan | None:
-    """The plan with as few recomputing stages as memory allows; None if it does not fit even with all."""
+    """The plan with recomputation only where memory requires it; None if even recomputing all stages does not fit."""
     if _excess(plan, problem) and not problem.options.recompute:
         return None
     everywhere = replace(plan, stages=tuple(replace(stage, recompute=True) for stage in plan.stages))
@@ -216,7 +214,7 @@ def fitted(plan: Plan, problem: Problem) -> Plan | None:
 
 
 def _excess(plan: Plan, problem: Problem) -> dict[int, float]:
-    """Bytes of the minibatches in flight of every stage whose workers lack memory, by stage."""
+    """By stage, the bytes of its minibatches in flight, for all stages whose workers lack memory."""
     if not problem.options.memory:
         return {}
     found: dict[int, float] = {}
