@@ -42,7 +42,7 @@ class CutTraffic:
     sent: Traffic
     """Bytes of activations."""
     returned: Traffic
-    """Bytes of gradients, at most as many as `sent`."""
+    """Bytes of gradients, at most `sent`."""
 
     def __post_init__(self) -> None:
         if self.returned > self.sent:
@@ -51,7 +51,7 @@ class CutTraffic:
 
 @dataclass(frozen=True)
 class EmulatedStage:
-    """A stage that sleeps instead of computing, and sends and averages as many bytes as the emulated stage."""
+    """A stage that sleeps instead of computing. It sends and averages the same number of bytes as the real stage."""
 
     layers: Annotated[tuple[EmulatedLayer, ...], Meta(min_length=1)]
     update_s: Amount
@@ -65,10 +65,10 @@ class EmulatedStage:
     after: CutTraffic | None = None
     """Traffic with the next stage; None for the last stage."""
     products: Natural = 0
-    """Matrix products that each layer computes in a forward pass, besides its sleep; a backward pass computes twice as
-    many."""
+    """Matrix products that each layer computes in a forward pass, in addition to its sleep. A backward pass computes
+    twice this number."""
     evicting_bytes: Traffic = 0
-    """Memory that each pass reads and writes once, so that the caches are as a model would leave them."""
+    """Bytes that each pass reads and writes once, to leave the caches in the state that a real model would leave."""
 
 
 MAX_DEPTH = 100_000
@@ -91,7 +91,7 @@ class StagePlacement:
     depth: Depth
     """Largest number of minibatches that a replica has in flight."""
     versions: Depth
-    """Most weight versions that a replica holds at once."""
+    """Largest number of weight versions that a replica holds at once."""
     recompute: bool = False
     """Whether the stage keeps only its input for the backward pass, and runs forward again before it."""
     deferred: Annotated[int, Meta(ge=0, le=MAX_DEPTH)] = 0
@@ -147,7 +147,7 @@ class LaunchPlan:
     """`cpu` or `cuda`."""
     servers: int
     workers_per_server: int
-    """Workers on every server, or on the largest if servers differ."""
+    """Workers on every server, or on the largest server if servers differ."""
     schedule: Schedule
     pipeline: tuple[StagePlacement, ...]
     layers: tuple[tuple[str, ...], ...]
@@ -214,7 +214,7 @@ class LaunchPlan:
 
     @property
     def device_workers(self) -> tuple[tuple[int, ...], ...]:
-        """The workers of each position of the pipeline. Positions are sorted by the first stage that each one runs."""
+        """The workers at each position of the pipeline, sorted by the first stage that they run."""
         return tuple(dict.fromkeys(stage.workers for stage in self.pipeline))
 
     def places(self, rank: int) -> tuple[tuple[int, int], ...]:
@@ -224,7 +224,7 @@ class LaunchPlan:
         )
 
     def place(self, rank: int) -> tuple[int, int] | None:
-        """The (stage, replica) of a rank, the last one if it runs several stages; None for an idle worker."""
+        """The (stage, replica) of a rank, the last pair if it runs several stages; None for an idle worker."""
         return next(reversed(self.places(rank)), None)
 
     def written(self) -> str:
