@@ -77,7 +77,7 @@ _DESCRIPTIONS = {MESSAGE: "messages", ALL_PAIRS_AT_ONCE: "messages, all at once"
 def measure_links(
     workers: int, settings: BenchmarkSettings, levels: FindLevels, show: ShowProgress, share: ServerShare | None = None
 ) -> MeasuredLinks | None:
-    """Measure the links between `workers` workers of this machine. All of them have ended when this returns or raises.
+    """Measure the links between `workers` workers of this machine. All workers have ended when this returns or raises.
 
     With a `share`, this measures the links between several machines, and each machine calls it. The machines meet at
     MASTER_ADDR and MASTER_PORT. The first machine returns the result. The others return None, or raise `SystemExit` if

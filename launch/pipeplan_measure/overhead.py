@@ -33,9 +33,9 @@ from pipeplan_measure.small_plans import write_stage_files
 SMALL_BYTES, LARGE_BYTES = 4096, 1 << 18
 VERSION_BYTES = 1 << 21
 EVICTING_BYTES = 1 << 22
-"""Bytes of memory that each pass of a stage without compute reads and writes. This evicts the executor from the caches,
-as the pass and the update of a small model do. With warm caches the executor's work would take a third less than in
-training."""
+"""Bytes that each pass of a stage without compute reads and writes, to evict the executor's data from the caches. The
+pass and the update of a small model evict it too. With warm caches the executor's work would take a third less time
+than in training."""
 COMPUTE_S = 0.0015
 """Seconds that the products of a minibatch take, forward and backward together, if only one worker runs."""
 IDLE_MINIBATCHES, BUSY_MINIBATCHES = 80, 90
@@ -57,7 +57,7 @@ class Trial:
     workers: int
     """Number of workers, each with a stage of its own."""
     products: int = 0
-    """Matrix products in a forward pass; a backward pass computes twice as many."""
+    """Matrix products in a forward pass. A backward pass computes twice this number."""
     message_bytes: int = SMALL_BYTES
     parameter_bytes: int = 4
     corrected: bool = False

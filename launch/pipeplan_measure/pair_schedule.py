@@ -113,8 +113,8 @@ class MeasuredLinks:
 
 Partition = tuple[tuple[int, ...], ...]
 FindLevels = Callable[[PairRates], tuple[Partition, ...]]
-"""Function that finds the components of every level, innermost first. The last level has one component with all
-workers. It is called at rank 0."""
+"""Function, called at rank 0, that finds the components of every level, innermost first. The last level has one
+component with all workers."""
 ShowProgress = Callable[[int, int, str], None]
 """Function that shows the progress: (steps done, number of steps, description of the current step)."""
 

@@ -27,7 +27,7 @@ def as_real(tensor: Tensor) -> Tensor:
 
 
 class Bucket:
-    """The gradients of some parameters of one dtype on one device. Its memory is allocated once."""
+    """The gradients of some parameters of one dtype on one device. The memory is allocated once."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], index: int, is_last: bool) -> None:
         """`index`: position among the buckets. `is_last`: whether it is the last bucket of an update."""
@@ -74,7 +74,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class UpdateGroup:
-    """A group of minibatches whose gradients make one update. It is the same on all replicas of the stage."""
+    """A group of minibatches whose gradients make one update. The group is the same on all replicas of the stage."""
 
     total: float = 1.0
     """Sum of the shares of the group's minibatches over all replicas, as expected when the segment began."""

@@ -146,7 +146,7 @@ class OrderedTransport:
         """Do nothing: the order decides when a receive is posted."""
 
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
-        """Take the tensors of a message. The order decides when they are sent. They must not be modified any more."""
+        """Take the tensors of a message; nobody may modify them any more. The order decides when they are sent."""
         contiguous = [tensor.detach().contiguous() for tensor in tensors]
         self._ready[direction, minibatch] = contiguous, self.streams.mark()
 

@@ -112,7 +112,7 @@ class Transport:
         return [tensor.to(self._device, non_blocking=True) for tensor in transfer.tensors]
 
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
-        """Start sending tensors. They must not be modified until `settle` or `drain`."""
+        """Start sending tensors, which must not be modified until `settle` or `drain`."""
         number = self._number(minibatch, direction)
         if destination == self._rank:
             self._mailbox[direction, number] = [tensor.detach() for tensor in tensors]
@@ -124,7 +124,7 @@ class Transport:
                 transfer.works.append(started(dist.isend(tensor, destination, self._groups[direction], tag)))
 
     def settle(self, direction: Direction, minibatch: int) -> None:
-        """Wait until a message has left, if it was sent. Its memory may then be reused."""
+        """Wait until a message has left, if it was sent. The message's memory may then be reused."""
         transfer = self._sending.pop((direction, minibatch), None)
         if transfer is None:
             return

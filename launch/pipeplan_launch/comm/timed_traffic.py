@@ -133,7 +133,7 @@ def time_over_sizes(
             _times(operation, CONNECT)
         agree(0.0)
         slowest = agree(max(_times(operation, WARM), default=0.0))
-        # Large sizes take most of the time, so the number of repeats divides only half of it equally among sizes.
+        # Each size gets an equal share of half of the limit. Large sizes exceed it because of the `FEWEST` repeats.
         repeats = min(MOST, max(FEWEST, int(limits.seconds / (2 * len(sizes)) / max(slowest, 1e-9))))
         times = _times(operation, repeats)
         if operation is not None:

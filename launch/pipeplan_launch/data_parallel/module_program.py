@@ -23,7 +23,7 @@ from pipeplan_launch.tracing.split import StateDictNames
 
 
 class Whole(nn.Module):
-    """Holds the model and the modules of its loss. Its forward pass runs a function on them.
+    """Holds the model and the modules of its loss. The forward pass runs a function on these modules.
 
     So DDP and FSDP2 see one module with one forward pass, and the loss may have parameters too.
     """

@@ -404,7 +404,7 @@ class ShardedEvaluation(ForwardEngine):
                     self._root(lambda: self.output(first, [], inputs))
 
     def evaluate(self, index: int, received: Sequence[Tensor], inputs: Sequence[Tensor], target: Any) -> Any:
-        """The model's output. Its loss and metrics are noted while the weights of the loss are gathered."""
+        """The model's output. Records loss and metrics while the weights of the loss are gathered."""
         with self.passing("the model's forward", index):
             return self._root(lambda: super(ShardedEvaluation, self).evaluate(index, received, inputs, target))
 

@@ -130,7 +130,7 @@ class Wrapper(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """The wrapping module. It takes a function of the model, and runs it."""
+        """The wrapping module, which takes a function of the model and runs the function."""
 
     def exchanging(self, last: bool) -> AbstractContextManager[None]:
         """Context of a forward or a backward pass. `last`: whether its backward pass averages the gradients of all

@@ -15,9 +15,9 @@ a backward pass 2 r, a pass for the gradients of the weights r, and everything e
 transfers come first, then all-reduces, then computations, each kind by minibatch and stage. Ticks are whole numbers, so
 all workers get the same order.
 
-A worker that hands its own nodes to its device in this order, from one thread, cannot be part of a deadlock, even if
-every send waits for its receive and the device does one thing at a time (docs/gpus.md has the proof). If a segment ends
-early, the nodes that are missing are left out, and the other nodes keep their order (`stays`).
+A worker that hands its own nodes to its device in this order, from one thread, cannot be part of a deadlock. This holds
+even if every send waits for its receive and the device does one thing at a time (docs/gpus.md has the proof). If a
+segment ends early, the nodes that are missing are left out, and the other nodes keep their order (`stays`).
 
 **Rings.** The receiver writes the message of its k-th minibatch into slot k mod n of a ring of n (`ring_slots`). A slot
 is free when both readers of its message are done. One reader is the backward pass (for activations under a schedule

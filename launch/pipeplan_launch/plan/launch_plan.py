@@ -75,7 +75,7 @@ MAX_DEPTH = 100_000
 """Largest depth and number of workers that is accepted; a larger value means that the file is damaged."""
 Depth = Annotated[int, Meta(ge=1, le=MAX_DEPTH)]
 DataParallel = Literal["", "ddp", "zero1", "fsdp", "hsdp"]
-"""How a plan of one stage trains the user's own module. `ddp`: torch's DDP. `zero1`: DDP with the optimiser's state
+"""Training mode of the user's own module in a plan of one stage. `ddp`: torch's DDP. `zero1`: DDP with optimiser state
 divided. `fsdp`: FSDP2 over all workers. `hsdp`: FSDP2 within each server, and replicas across servers. Empty: the
 pipeline engine trains a traced stage."""
 SHARDED: tuple[DataParallel, ...] = ("fsdp", "hsdp")
@@ -103,7 +103,7 @@ class StagePlacement:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The planner's predictions for one replica of a stage, per minibatch; None where the plan has none."""
+    """The planner's predictions for one replica of a stage, per minibatch; None if the plan lacks the value."""
 
     minibatch_s: Amount | None = None
     """The pipeline's step time: seconds between two minibatches, the same for all stages."""

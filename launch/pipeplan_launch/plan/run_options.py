@@ -54,7 +54,7 @@ def update_delay(schedule: Schedule, pipeline: Sequence[StageShape], stage: int)
     """τ: the number of the stage's updates between taking the weights for a gradient and applying the gradient.
 
     Returns the largest delay of any minibatch in the steady state, from the weight version that the schedule gives to
-    each minibatch. It is 0 if the schedule flushes.
+    each minibatch. The delay is 0 if the schedule flushes.
     """
     size = schedule.group_size(pipeline[stage])
     period = lcm(*(schedule.group_size(shape) for shape in pipeline))

@@ -131,7 +131,7 @@ class StageShape:
     device: int | None = None
     """Position of the stage's workers in the pipeline, under schedules whose workers run several stages; else None."""
     shares: tuple[int, ...] = ()
-    """Minibatches of an update on each replica, where they are unequal; their sum is `accumulate`."""
+    """Minibatches of an update on each replica, if they are unequal; their sum is `accumulate`."""
 
     def __post_init__(self) -> None:
         if self.deferred < 0:

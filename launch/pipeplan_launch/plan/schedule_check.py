@@ -1,7 +1,7 @@
 """Replays a schedule without running it; checks that every worker finishes and runs exactly its own minibatches.
 
-Sends never block, receives do, and an update waits until every replica of its stage has started the group's
-all-reduce. These are the executor's own rules, so a schedule that replays here does not deadlock there. Torch-free.
+Sends never block, receives do, and an update waits until every replica of its stage has started the group's all-reduce.
+The executor has the same rules, so a schedule that passes here does not deadlock in the executor. Torch-free.
 """
 
 from __future__ import annotations

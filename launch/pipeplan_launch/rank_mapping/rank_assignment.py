@@ -88,7 +88,7 @@ class RankAssignment:
         return names[server] if len(same) == 1 else f"{names[server]} ({same.index(server) + 1})"
 
     def hosts_text(self, rank: int, peers: Sequence[int] = ()) -> str:
-        """The servers of a worker and of its peers, as the end of a line that reports a fault between them.
+        """Text that names the servers of a worker and its peers, for the end of an error message.
 
         Empty if all workers are on one server. Without `peers`, the text names the other servers.
         """
@@ -174,8 +174,8 @@ def _visible_devices(location: Location) -> object:
 def assign_workers(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ...]:
     """The worker that each process is.
 
-    `sizes`: number of workers on each of the plan's servers. `paths`: location of each process; there must be as many
-    processes as workers.
+    `sizes`: number of workers on each of the plan's servers. `paths`: location of each process. The number of processes
+    must equal the number of workers.
     """
     assert sum(sizes) == len(paths)
     natural = tuple(range(len(paths)))

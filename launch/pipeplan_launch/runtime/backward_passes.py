@@ -98,7 +98,7 @@ def _autocast(kind: str) -> torch.autocast:
     )
 
 
-# A backward pass in two parts: first the gradients of a stage's inputs, later those of its weights.
+# A backward pass in two parts: first the gradients of a stage's inputs, later the gradients of its weights.
 #
 # A node of the autograd graph is *inner* if a stage input can be reached from it. The first part executes the inner
 # nodes. If a weight is attached to an inner node, the gradients that enter the node are kept. The second part starts at

@@ -218,8 +218,8 @@ def _start_process(_number: int) -> None:
 # Checks that the job's data is the same at each reading.
 #
 # Stages and replicas read their samples separately: the first stage reads inputs, and the last stage reads targets.
-# Data that depends on more than the index of a sample and the seeded generators would pair inputs with wrong targets,
-# or train replicas on other samples than the run has, without an error.
+# Data may depend only on the index of a sample and the seeded generators. Otherwise inputs would be paired with wrong
+# targets, or replicas would train on different samples than the run has, without an error.
 
 REMEDY = (
     "it may depend on its index and on the global random generators of Python, NumPy and torch, which are seeded for "

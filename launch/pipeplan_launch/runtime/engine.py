@@ -83,7 +83,7 @@ class StageContext:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Minibatches of an update on each replica of this stage, where they are unequal."""
+        """Minibatches of an update on each replica of this stage, if they are unequal."""
         return self.plan.pipeline[self.stage].shares
 
     @property

@@ -23,7 +23,7 @@ from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_folder import FORWARD, WAIT
 
 MAX_QUEUED_SENDS = 2
-"""Largest number of minibatches whose activations are on the way to the next stage. Then the sender waits."""
+"""Largest number of minibatches whose activations are on the way to the next stage. A faster stage waits."""
 
 
 @dataclass

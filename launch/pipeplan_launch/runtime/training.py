@@ -177,7 +177,7 @@ class TrainingEngine(Engine):
         return self._timeline_offset + self._updates_before + group, self.segment.number(group * self._group_size)
 
     def _update_group(self, group: int) -> UpdateGroup:
-        """The group as the reducer takes it. It is the same in all replicas, even if some do not know yet that the
+        """The group in the reducer's form. All replicas get the same value, even if some do not know yet that the
         segment ends early.
         """
         size, count, sizes = self._group_size, self.segment.count, self.segment.batches.sizes

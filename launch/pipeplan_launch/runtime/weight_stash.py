@@ -41,7 +41,7 @@ class InFlightMinibatch:
     conditions: ForwardConditions | None = None
     """The conditions of the forward pass, if the stage recomputes."""
     is_read_again: bool = False
-    """Whether the forward pass wrote to data that was read for it. Such data is not kept but read again."""
+    """Whether the forward pass wrote to data that was read for it. If so, the data is read again instead of kept."""
 
     @property
     def write_counts(self) -> list[int]:
@@ -89,8 +89,8 @@ class WeightVersions:
     def acquire(self, minibatch: int, number: int | None = None, following: int | None = None) -> Mapping[str, Tensor]:
         """The weights after `number` updates, by default the newest, for this minibatch's forward.
 
-        They stay unchanged until `release`. `following`: the version that the next minibatch will ask for. It is at
-        least this version, and may not exist yet. None means the newest version at that time.
+        The weights stay unchanged until `release`. `following`: the version that the next minibatch will ask for, not
+        older than this version. It may not exist yet. None means the newest version at that time.
         """
         version = self._find(self._current.number if number is None else number)
         if version not in self._kept:
@@ -167,7 +167,7 @@ class WeightVersions:
         return any(version.leaves[name].data_ptr() == parameter.data_ptr() for version in self._kept)
 
     def _memory_for(self, parameter: nn.Parameter) -> Tensor:
-        """Other memory for a parameter, with any content. Its present memory goes to the newest kept version."""
+        """Other memory for a parameter, with any content. The present memory goes to the newest kept version."""
         spare = self._spare.get(id(parameter))
         self._kept[-1].displaced.append((id(parameter), parameter.data))
         return spare.pop() if spare else torch.empty_like(parameter.data)

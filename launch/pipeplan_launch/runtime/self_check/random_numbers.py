@@ -20,8 +20,8 @@ loop that draws until a number is accepted ends."""
 class SameRandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Seeds torch's generator before every operator that draws from it, by the operator and the shape of its operands.
 
-    Stages may run operators in another order than the model. Their dropout would then differ, although both are
-    correct.
+    Stages may run operators in another order than the model. Without this class, dropout would then differ, although
+    both are correct.
     """
 
     def __init__(self, seed: int, minibatch: int) -> None:
