@@ -173,7 +173,7 @@ def choose_exchange(
 
     Returns None for the exact mean: if no option asks for an exchange, if the stage has one replica (`group` is None),
     and for `--significance` if all replicas are on one server. Raises `LaunchError` if the exchange holds gradients
-    back and minibatches are `weighted`, because their scale is then known only after the exchange.
+    back and minibatches are `weighted`, because the gradients' scale is then known only after the exchange.
     """
     if group is None or optimizer is None:
         return None

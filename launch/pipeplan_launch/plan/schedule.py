@@ -16,11 +16,11 @@ consecutive minibatches: with shares 3 and 1, replica 0 runs the first three of 
     schedule        order             group size           updates in the weights that minibatch i uses
     1f1b-stashing   1F1B              r of the stage       made at this stage before its forward
     vertical-sync   1F1B              r of the stage       made at the first stage before its forward there
-    2bw             1F1B              M for all stages     of all groups before its own, except the last of them
-    gpipe           F… then B…        M for all stages     of all groups before its own
-    1f1b-flush      1F1B per group    M for all stages     of all groups before its own
-    zb-h1           the same, with W  M for all stages     of all groups before its own
-    interleaved-1f1b, zb-v            M for all stages     of all groups before its own
+    2bw             1F1B              M for all stages     of all earlier groups, except the latest of them
+    gpipe           F… then B…        M for all stages     of all earlier groups
+    1f1b-flush      1F1B per group    M for all stages     of all earlier groups
+    zb-h1           the same, with W  M for all stages     of all earlier groups
+    interleaved-1f1b, zb-v            M for all stages     of all earlier groups
     forward-only    F…                -                    none
 
 1F1B with weight stashing (PipeDream). One replica of a stage with d = 2, minibatches 0, 1, 2 (r = 1):
@@ -264,12 +264,12 @@ def version_of_input(pipeline: Sequence[StageShape], stage: int, minibatch: int)
 
 
 def version_buffered(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
-    """2BW: the updates of all groups before the minibatch's own group, except the group just before it."""
+    """2BW: the updates of all groups earlier than the minibatch's group, except the latest of them."""
     return max(0, minibatch // _accumulated(pipeline[stage]) - 1)
 
 
 def version_flushed(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
-    """Flush schedules: the updates of all groups before the minibatch's own group, as in one process."""
+    """Flush schedules: the updates of all groups earlier than the minibatch's group, as in one process."""
     return minibatch // _accumulated(pipeline[stage])
 
 

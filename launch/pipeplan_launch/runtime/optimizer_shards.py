@@ -31,7 +31,7 @@ from pipeplan_launch.comm import buckets
 from pipeplan_launch.errors import LaunchError
 
 LARGE_BYTES = 1 << 20
-"""Parameters of at least this size are gathered in place, one by one. Smaller ones share a buffer."""
+"""Parameters of at least this size are gathered in place, one by one. Smaller parameters share a buffer."""
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
     *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.ASGD, optim.Rprop),
@@ -179,7 +179,7 @@ class OptimizerShards:
         return load_parts
 
     def _part_of_saved(self, name: str, tensor: Tensor) -> Tensor:
-        """This replica's part of a saved tensor `optim.state.PARAMETER.KEY` or `correction.PARAMETER.AGE`."""
+        """This replica's part of `optim.state.PARAMETER.KEY` or `correction.PARAMETER.AGE`; others stay whole."""
         for prefix in ("optim.state.", "correction."):
             parameter = name.removeprefix(prefix).rpartition(".")[0]
             if name.startswith(prefix) and parameter in self._divided and _is_like(tensor, self._trained[parameter]):
