@@ -3,7 +3,7 @@ network, and the workers then measure each level.
 
 Workers are forked, so that torch is imported once, and join as in a run (`pipeplan_launch.elastic`). Each of several
 machines starts its own workers, and worker 0 of the first machine has the result. All workers go through the same
-steps, even if they have no part in a step, and wait for each other between steps, so that they do not disturb others.
+steps, even without a part in a step. They wait for each other between steps, so that no worker disturbs a measurement.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ _DESCRIPTIONS = {MESSAGE: "messages", ALL_PAIRS_AT_ONCE: "messages, all at once"
 def measure_links(
     workers: int, settings: BenchmarkSettings, levels: FindLevels, show: ShowProgress, share: ServerShare | None = None
 ) -> MeasuredLinks | None:
-    """Measure the links between `workers` workers of this machine. All of them have ended when this returns or raises.
+    """Measure the links between `workers` workers of this machine. All workers have ended when this returns or raises.
 
-    With a `share`, it measures the links between several machines, and is called on each of them. The machines meet at
+    With a `share`, this measures the links between several machines, and each machine calls it. The machines meet at
     MASTER_ADDR and MASTER_PORT. The first machine returns the result. The others return None, or raise `SystemExit` if
     the first machine reports an error. Raises `LaunchError`, and the errors that `levels` raises.
     """
@@ -95,9 +95,7 @@ def measure_links(
 def _started(
     workers: int, settings: BenchmarkSettings, levels: FindLevels, share: ServerShare, port: int | None
 ) -> Iterator[dict[Connection, BaseProcess]]:
-    """Start the workers; yields each worker's process by the connection on which it sends messages. `port`: as for
-    `_work`.
-    """
+    """Start the workers; yields the process of each worker, by its message connection. `port`: as for `_work`."""
     context = multiprocessing.get_context("fork")
     ends: dict[Connection, BaseProcess] = {}
     sys.stdout.flush()
@@ -118,7 +116,7 @@ def _started(
 
 
 def _listen(ends: dict[Connection, BaseProcess], show: ShowProgress, share: ServerShare) -> MeasuredLinks | None:
-    """Relay the progress of the workers until they have ended. Raises the error of one of them."""
+    """Relay the progress of the workers until they have ended. Raises the error of a worker that fails."""
     open_ends = dict(ends)
     while open_ends:
         for end in wait(list(open_ends)):
@@ -295,7 +293,7 @@ class LinkBenchmark:
         return [] if team is None else [TimedOperation(job.kind, job.level, team, way, samples)]
 
     def _collected(self, mine: list[TimedOperation]) -> list[TimedOperation]:
-        """At rank 0: the times of every team. The time at each size is the longest time of the team's members."""
+        """The times of every team, at rank 0. The time at each size is the longest time of the team's members."""
         merged: dict[tuple[str, int, tuple[int, ...]], TimedOperation] = {}
         gathered = process_groups.gather_at(mine, 0, self._everyone, list[TimedOperation])
         for one in (one for each in gathered for one in each):

@@ -1,12 +1,12 @@
 """`python -m pipeplan_measure.overhead FOLDER`: measures the executor's own time and memory with emulated stages.
 
-FOLDER is an empty folder for its files. Importing torch takes longer than the trials, so the program prints `ready`
-after the import. It begins when it reads a line from standard input, and ends if standard input is closed. Then it
-prints one line of JSON: `trials`, each with its `workers`; for each worker `cpu_s` and `load_s`, the seconds of a
+FOLDER is an empty folder for the program's files. Importing torch takes longer than the trials, so the program prints
+`ready` after the import. It begins when it reads a line from standard input, and ends if standard input is closed. Then
+it prints one line of JSON: `trials`, each with its `workers`; for each worker `cpu_s` and `load_s`, the seconds of a
 minibatch and of reading its samples; `cores_in_use` by all workers; `peak_bytes` of the largest worker; and `others`,
-the cores that other programs used meanwhile. Every trial runs the real executor on this machine, with workers that are
-forked from this process after one import of torch. Their stages compute matrix products, or nothing at all. Messages,
-weight versions, samples and updates are real.
+the cores that other programs used. Every trial runs the real executor on this machine. Its workers are forked from this
+process after one import of torch. The stages compute matrix products, or nothing at all. Messages, weight versions,
+samples and updates are real.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pipeplan_measure.small_plans import write_stage_files
 SMALL_BYTES, LARGE_BYTES = 4096, 1 << 18
 VERSION_BYTES = 1 << 21
 EVICTING_BYTES = 1 << 22
-"""Bytes of memory that each pass of a stage without compute reads and writes. This evicts the executor from the caches,
-as the pass and the update of a small model do. With warm caches the executor's work would take a third less than in
-training."""
+"""Bytes that each pass of a stage without compute reads and writes, to evict the executor's data from the caches. The
+pass and the update of a small model evict it too. With warm caches the executor's work would take a third less time
+than in training."""
 COMPUTE_S = 0.0015
 """Seconds that the products of a minibatch take, forward and backward together, if only one worker runs."""
 IDLE_MINIBATCHES, BUSY_MINIBATCHES = 80, 90
@@ -57,13 +57,13 @@ class Trial:
     workers: int
     """Number of workers, each with a stage of its own."""
     products: int = 0
-    """Matrix products in a forward pass; a backward pass computes twice as many."""
+    """Matrix products in a forward pass. A backward pass computes twice this number."""
     message_bytes: int = SMALL_BYTES
     parameter_bytes: int = 4
     corrected: bool = False
     """Whether updates from old gradients are corrected (`runtime.step_correction`)."""
     pipelines: int = 1
-    """Number of such pipelines that run at the same time. Only the first is measured; the others share its caches."""
+    """Number of equal pipelines that run at the same time. Only the first is measured; the others share its caches."""
 
     @property
     def minibatches(self) -> int:
@@ -72,15 +72,13 @@ class Trial:
 
 
 def trials(cores: int, products: int, physical: int | None = None) -> list[Trial]:
-    """The trials for a machine with `cores` processors. They are threads of `physical` cores; None if each is one
-    core.
-    """
+    """The trials for a machine with `cores` processors, which are threads of `physical` cores (None: a core each)."""
     most = min(cores, MOST_WORKERS)
     counts = sorted({1, 2, min(physical or most, most), most, most + 1})
     return [
         *([Trial("alone", 1)] if cores > 1 else []),
-        # With a second pipeline beside it, so that it differs from two stages only in the messages, and not in shared
-        # caches.
+        # A second pipeline runs at the same time. So this trial differs from a trial of two stages only in the
+        # messages, and not in shared caches.
         Trial("pass", 1, pipelines=min(cores, 2)),
         Trial("message", 2),
         Trial("large", 2, message_bytes=LARGE_BYTES, parameter_bytes=VERSION_BYTES),
@@ -106,8 +104,8 @@ def run_trials(folder: Path) -> list[dict[str, Any]]:
     cores = len(os.sched_getaffinity(0))
     planned = trials(cores, _calibrated(), physical_cores())
     measured = [_run(trial, folder / str(number)) for number, trial in enumerate(planned)]
-    # The other trials are compared with the trials of one worker, so these are repeated: a disturbance of a second may
-    # be over by now.
+    # Disturbed trials of one worker are repeated, because the other trials are compared with them. A short disturbance
+    # may be over by now.
     return [
         _least([first, _run(trial, folder / f"{number}-again")])
         if first["others"] > QUIET and (trial.workers == 1 or trial.workers > cores)
@@ -117,7 +115,7 @@ def run_trials(folder: Path) -> list[dict[str, Any]]:
 
 
 def _least(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The smallest times of several runs of a trial, worker by worker: other programs can only increase them.
+    """The smallest times of several runs of a trial, by worker, because other programs can only increase times.
 
     Everything else comes from the run that other programs disturbed the least.
     """
@@ -218,7 +216,7 @@ def _measured(folder: Path, trial: Trial) -> dict[str, Any]:
 
 
 def _typical(values: Sequence[float]) -> float:
-    """The smallest mean of several parts: other programs can only increase processor time."""
+    """The smallest mean of several parts, because other programs can only increase processor time."""
     size = max(1, len(values) // PARTS)
     return min(statistics.fmean(values[start : start + size]) for start in range(0, size * PARTS, size))
 

@@ -35,7 +35,7 @@ class BenchmarkSettings:
     servers: bool = False
     """Whether the servers are measured as well (`servers`)."""
     refusal: str = ""
-    """Reason why rank 0 cannot write the result; "" if it can. It is reported once all workers are present."""
+    """Reason why rank 0 cannot write the result; "" if it can. Reported once all workers are present."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ class OneWay:
 
     sender: int
     receiver: int
-    """Ranks."""
+    """Ranks of the two workers."""
     rate: float
     """Bytes/s."""
 
 
 @dataclass(frozen=True)
 class ServerCheck:
-    """Measurements of the servers themselves, besides those of their links."""
+    """Measurements of the servers themselves, in addition to the link benchmark."""
 
     compute_s: tuple[float, ...]
     """By rank: seconds for the same work on every worker, while all workers are busy."""
@@ -113,8 +113,8 @@ class MeasuredLinks:
 
 Partition = tuple[tuple[int, ...], ...]
 FindLevels = Callable[[PairRates], tuple[Partition, ...]]
-"""Function that finds the components of every level, innermost first. The last level has one component with all
-workers. It is called at rank 0."""
+"""Function, called at rank 0, that finds the components of every level, innermost first. The last level has one
+component with all workers."""
 ShowProgress = Callable[[int, int, str], None]
 """Function that shows the progress: (steps done, number of steps, description of the current step)."""
 
@@ -138,7 +138,7 @@ class MeasurementJob:
     """`MESSAGE`, `ALL_PAIRS_AT_ONCE` or `RING`."""
     level: int
     teams: tuple[tuple[int, ...], ...]
-    """Pairs that exchange messages, or groups that reduce. No worker is in two of them."""
+    """Pairs that exchange messages, or groups that all-reduce. No worker is in two teams."""
 
 
 def pairs_inside(places: Sequence[str]) -> list[Pair]:

@@ -1,9 +1,9 @@
 """`python -m pipeplan_measure.selftest [--short] [--workers N] [--device KIND]`: small runs that show whether the
 executor works on this machine.
 
-Every run has its own plan, and is launched as launch.sh does. Its losses are compared with the losses of one process
+Every run has its own plan, and is launched as by launch.sh. Its losses are compared with the losses of one process
 that applies the formula for weight versions literally (`selftest_reference`). Progress goes to stderr. The result is
-one line of JSON: `device`, `workers`, `hardware`, `results` (for each `name`, `passed`, `text` and `seconds`),
+one line of JSON: `device`, `workers`, `hardware`, `results` (each with `name`, `passed`, `text` and `seconds`),
 `transport` (the mode that `--transport auto` will use here) and `remembered`, the file that records the mode; null on
 machines without GPUs. The exit status is 0 if everything passed, else 2.
 """
@@ -44,9 +44,7 @@ from pipeplan_measure.small_plans import write_stage_files
 
 
 def cases(workers: int) -> list[Case]:
-    """The runs for `workers` workers at once, the most important first: each schedule, each mode, each shape of
-    plan.
-    """
+    """Runs of at most `workers` workers, the most important first: several schedules, transports and shapes of plan."""
     if workers < 2:
         return [Case((1,), "1f1b-stashing")]
     ordered = [Case((1, 1), "1f1b-stashing", NCCL), Case((1, 1), "vertical-sync", NCCL)]
@@ -60,7 +58,7 @@ def cases(workers: int) -> list[Case]:
 
 
 def write_plan(folder: Path, case: Case, device: str) -> Path:
-    """Write the stage files of a case into a plan folder; returns it."""
+    """Write the stage files of a case into a plan folder; returns the folder."""
     pipeline, first = [], 0
     for count, depth in zip(case.replicas, case.depths, strict=True):
         pipeline.append({"workers": list(range(first, first + count)), "depth": depth, "versions": depth + 1})

@@ -1,7 +1,7 @@
 """Measures possible reasons for slow servers: their speed, each direction of the links between them, and their clocks.
 
-It runs after the link benchmark, which measures both directions at once. All workers call `check_servers`, and wait for
-each other between its steps, so that the links carry nothing else.
+The check runs after the link benchmark, which measures both directions at once. All workers call `check_servers`. They
+wait for each other between its steps, so that the links carry nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_BYTES, MOST_BYTES = 1 << 18, 1 << 26
 LONG_S = 0.1
 """If a message takes longer, no larger message is sent."""
 ECHOES = 20
-"""Round trips by which clocks are compared; the fastest one counts."""
+"""Number of round trips for comparing two clocks. The fastest round trip counts."""
 
 
 def check_servers(places: Sequence[str], device: torch.device, group: dist.ProcessGroup) -> ServerCheck:
@@ -54,9 +54,7 @@ def _directions(first: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _compute_s(device: torch.device) -> float:
-    """Mean time of a product of two matrices. A median would hide that other programs use the processor some of the
-    time.
-    """
+    """Mean time of a product of two matrices. A median would hide other programs that use the processor at times."""
     backend, width = backend_of(device), WIDTH[device.type]
     one = torch.rand(width, width, device=device)
     torch.mm(one, one)
@@ -70,7 +68,7 @@ def _compute_s(device: torch.device) -> float:
 
 
 def _rate_of(sender: int, receiver: int, group: dist.ProcessGroup) -> list[OneWay]:
-    """The rate of messages from one rank to another, at the sender; the receiver answers each with one number."""
+    """The rate of messages from one rank to another, at the sender. The receiver answers each message with a number."""
     answer, size = torch.zeros(1), FIRST_BYTES
     if dist.get_rank() == receiver:
         while length := int(_received(torch.zeros(1, dtype=torch.int64), sender, group)):

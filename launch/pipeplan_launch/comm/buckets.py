@@ -1,7 +1,7 @@
 """Flat buckets in which the gradients of a stage are all-reduced among its replicas.
 
 A bucket closes once it holds `BUCKET_BYTES`. The buckets are in the order in which the backward pass fills them. The
-first one is smaller, so that the first all-reduce starts early. The sizes are those of torch's DDP (Li et al., PyTorch
+first bucket is smaller, so that the first all-reduce starts early. torch's DDP has the same sizes (Li et al., PyTorch
 Distributed, VLDB 2020).
 
 A bucket holds a complex gradient as pairs of real numbers, so every exchange and compression sees real numbers only.
@@ -22,12 +22,12 @@ BUCKET_BYTES = 25 * 2**20
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """A view of a complex tensor as real numbers, with a last dimension of two; any other tensor itself."""
+    """A complex tensor viewed as real numbers, with a last dimension of two. Other tensors are returned unchanged."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 class Bucket:
-    """The gradients of some parameters of one dtype on one device. Its memory is allocated once."""
+    """The gradients of some parameters of one dtype on one device. The memory is allocated once."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], index: int, is_last: bool) -> None:
         """`index`: position among the buckets. `is_last`: whether it is the last bucket of an update."""
@@ -65,7 +65,7 @@ class Bucket:
                 self.flags[number] = 0.0
 
     def present(self) -> Mapping[str, Tensor]:
-        """After the exchange: the averaged gradients of the parameters for which any replica has a gradient."""
+        """The averaged gradients after the exchange. Parameters without a gradient on any replica are left out."""
         if self.is_full:  # reading the flags would wait for the GPU
             return self.views
         counts = self.flags.tolist()
@@ -74,23 +74,21 @@ class Bucket:
 
 @dataclass(frozen=True)
 class UpdateGroup:
-    """A group of minibatches whose gradients make one update. It is the same on all replicas of the stage."""
+    """A group of minibatches whose gradients make one update. The group is the same on all replicas of the stage."""
 
     total: float = 1.0
     """Sum of the shares of the group's minibatches over all replicas, as expected when the segment began."""
     number: int = 0
     """Number of updates that the stage has made before this one, since the job began."""
     ends_segment: bool = False
-    """Whether the group is the last one of the segment. An exchange must then send all that it has held back."""
+    """Whether the group is the last group of the segment. The exchange then sends everything that it held back."""
 
 
 class BucketExchange:
-    """A way to average a bucket over replicas, in place of a plain sum. It is called in a separate thread, in bucket
-    order.
-    """
+    """Averages a bucket over replicas, in place of a plain sum. A separate thread calls it, in bucket order."""
 
     scale = 1.0
-    """Factor by which gradients are multiplied beforehand."""
+    """Factor that gradients are multiplied by before the exchange."""
 
     def __call__(self, bucket: Bucket, update: UpdateGroup) -> None:
         """Replace `bucket.values` by a value that all replicas share, and `bucket.flags` by their sum over replicas."""
@@ -108,8 +106,8 @@ def make_buckets(parameters: Mapping[str, nn.Parameter], bucket_bytes: int | Non
     """The buckets of a stage, in the order in which the backward pass completes them.
 
     `parameters`: in the order of their first use in the forward pass. A bucket holds one dtype on one device.
-    `bucket_bytes`: the size at which all buckets close, for emulated stages, whose bytes represent several bytes of the
-    model; None: `FIRST_BUCKET_BYTES` and `BUCKET_BYTES`.
+    `bucket_bytes`: one size for all buckets; None for `FIRST_BUCKET_BYTES` and `BUCKET_BYTES`. Emulated stages set it,
+    because each of their bytes represents several bytes of the model.
     """
     first_bytes, later_bytes = (bucket_bytes or FIRST_BUCKET_BYTES), (bucket_bytes or BUCKET_BYTES)
     closed: list[list[str]] = []

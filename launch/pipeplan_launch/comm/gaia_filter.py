@@ -7,10 +7,10 @@ entry is significant if it would change its weight by more than a share v of the
     η · |a| > v / √t · |w|        a: the server's part of the mean gradient, including entries held back before;
                                   η: the step size, see `StepSizes`;
                                   w: the weight;
-                                  t: updates of the stage, including this one; the threshold decreases as in Gaia
+                                  t: number of this update of the stage, from 1; the threshold decreases as in Gaia
 
 Other entries are held back on their server and accumulate until they are significant. In Gaia, a server applies its own
-updates at once and sends only significant ones to the others, so the servers' weights differ. Here every replica
+updates at once and sends only significant updates to the others, so the servers' weights differ. Here every replica
 applies only the entries that were sent, so weights stay equal everywhere and gradients are late instead (as in gradient
 dropping, Aji and Heafield, EMNLP 2017). The last update of a segment is sent completely, together with all entries that
 were held back.
@@ -38,9 +38,9 @@ _INDEX_BYTES = 4
 class StepSizes:
     """The distance by which an optimiser moves a weight for a gradient of 1 at its next update, ignoring momentum.
 
-    For plain gradient descent this is the learning rate. For optimisers that divide by the root of the gradient's mean
-    square v̂, as Adam (Kingma and Ba, ICLR 2015), RMSprop and Adagrad do, it is rate / (√v̂ + ε) for every entry, from
-    the optimiser's state.
+    For plain gradient descent this is the learning rate. Adam (Kingma and Ba, ICLR 2015), RMSprop and Adagrad divide by
+    the root of the gradient's mean square v̂, which is in the optimiser's state. For them the step size of an entry is
+    rate / (√v̂ + ε).
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -48,9 +48,7 @@ class StepSizes:
         self._groups = {id(one): group for group in optimizer.param_groups for one in group["params"]}
 
     def __call__(self, parameter: nn.Parameter) -> Tensor | float | None:
-        """The step size of a parameter, for each of its real numbers; None before the first update of an adaptive
-        optimiser.
-        """
+        """The step size of each real number of a parameter; None before an adaptive optimiser's first update."""
         group, state = self._groups[id(parameter)], self._optimizer.state.get(parameter, {})
         rate = float(group.get("lr", 1.0))
         mean_square = next((state[name] for name in ("exp_avg_sq", "square_avg", "sum") if name in state), None)
@@ -87,10 +85,10 @@ class SignificanceFilter(BucketExchange):
 
     @cached_property
     def _groups(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-        """(the replicas of this server, the leaders of all servers at a leader). All replicas make them together."""
-        # Made at the first update: if the setup failed in one worker, the others would wait for it here. A replica that
-        # is alone on its server makes a group of one, because torch names a group after the number of groups that a
-        # process has made before, and names must match (pytorch/pytorch issue 173608).
+        """(this server's replicas, all servers' leaders or None if not a leader). All replicas make them together."""
+        # Made at the first update, not at setup: if setup failed in one worker, the others would wait for it here. A
+        # replica that is alone on its server also makes a group. torch names a group by counting the groups that a
+        # process has made, and the names must match on all processes (pytorch/pytorch issue 173608).
         own_group = self._group(self._own)
         return own_group, self._group(self._leaders) if self._rank == self._own[0] else None
 
@@ -125,7 +123,7 @@ class SignificanceFilter(BucketExchange):
         dist.all_gather(sent, torch.tensor([len(chosen)], device=values.device), group=leaders)
         counts, size = [int(count) for count in sent], values.element_size()
         if sum(counts) * (_INDEX_BYTES + size) >= 2 * values.numel() * size or values.numel() > 2**31:
-            dist.all_reduce(values, group=leaders)  # both figures count the bytes that all servers send
+            dist.all_reduce(values, group=leaders)  # both sides above are the bytes that all servers send
             return
         self._held[bucket.index] = held = values.clone()
         held[chosen] = 0

@@ -3,22 +3,22 @@
 Gradients are all-reduced in flat buckets (`buckets`). torch's DDP cannot be used: with several minibatches in flight,
 its hooks miss the second backward pass. The all-reduces of a group of minibatches start
 
-- bucket by bucket, as each becomes full in the backward pass of this replica's last minibatch of the group,
-  if the buckets are free by then: in plain data parallelism, and in schedules with a flush;
+- bucket by bucket, if the previous all-reduce is done: as soon as the backward pass of this replica's last minibatch
+  of the group has filled a bucket. Plain data parallelism and schedules with a flush do this;
 - at action R (see `schedule`) if the previous all-reduce still runs, as in stages whose updates are late. There
   the all-reduce has a whole round to finish, and an earlier start would need a second set of buckets.
 
-If transfers are in the common order (`ordered_transport`), the host hands all of them over at the all-reduce's place in
-that order, after R. On a device each all-reduce then starts when its own bucket is full, in the middle of the
-backward pass, because the host is ahead of the device.
+If transfers are in the common order (`ordered_transport`), the host hands over all all-reduces of a group together, at
+their place in that order, after R. The host is ahead of the device. So on the device an all-reduce still starts in the
+middle of the backward pass, when its bucket is full.
 
 In all cases all replicas start the all-reduces in the same order. At R, gradients that are missing become zeros and
 the remaining buckets are sent; action U waits for all of them.
 
 A gradient is multiplied by share / total as it is written to its bucket. `share` is its minibatch's part of the group's
 samples and `total` the sum of these shares over the group, so the sum over replicas is the mean over samples. The total
-is known in advance unless the segment is ended early, or the job weighs minibatches by their targets; so the shares are
-also summed, and the mean is corrected.
+is not known in advance if the segment is ended early or the job weighs minibatches by their targets. So the shares are
+also summed over the replicas, and the mean is corrected.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class GradientReducer:
         self._pending: dict[str, Tensor] = {}
         """Sums of gradients over the minibatches of the group being collected, each multiplied by its share."""
         self._share_sum = 0.0
-        """Sum of these minibatches' shares."""
+        """Sum of the shares of the group being collected."""
         self._single_replica_sums: tuple[dict[str, Tensor], float] = ({}, 1.0)
         """(gradients, sum of shares) of a collected group, if the stage has one replica."""
         self._sending: UpdateGroup | None = None
@@ -92,7 +92,7 @@ class GradientReducer:
         self._share: float | None = None
         """Share of the minibatch whose backward pass runs, while hooks take its gradients; else None."""
         self._sends = False
-        """Whether the hooks write these gradients straight into the buckets."""
+        """Whether the hooks write gradients straight into the buckets."""
         self._hooked_leaves: Mapping[str, Tensor] | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -103,10 +103,10 @@ class GradientReducer:
 
     @contextmanager
     def backward(self, leaves: Mapping[str, Tensor], share: float, final: UpdateGroup | None) -> Iterator[None]:
-        """Context for the backward pass of one of this replica's minibatches, on these leaves by parameter name.
+        """Context for the backward pass of one of this replica's minibatches. `leaves`: by parameter name.
 
-        `final`: the group, if this minibatch is the replica's last one of the group. Afterwards the caller passes the
-        gradients that are still on the leaves to `add`.
+        `final`: the group, if this is the replica's last minibatch of the group; else None. After the context the
+        caller passes the gradients that are still on the leaves to `add`.
         """
         sends = final is not None and self._group is not None and self._sending is None
         if not sends and not self._pending:  # there is nothing to send or to add to during the pass
@@ -264,7 +264,7 @@ class GradientReducer:
             assert self._thread is not None
             draws = self._exchange.draws(bucket, self._sending)
             averaging = self._thread.submit(self._exchange, bucket, self._sending)
-            if draws:  # a forward pass at the same time would draw other numbers for its dropout
+            if draws:  # a concurrent forward pass would draw different numbers for its dropout
                 wait_until_done([averaging])
             self._waits.append(averaging.result)
 
@@ -277,7 +277,7 @@ class GradientReducer:
     def _start_sum(self, tensor: Tensor) -> None:
         try:
             work = dist.all_reduce(tensor, group=self._group, async_op=True)
-        except RuntimeError as error:  # raised by `finish`: in a backward pass it would look like the model's error
+        except RuntimeError as error:  # `finish` raises it; in a backward pass it would look like the model's error
             self._waits.append(partial(_raise, error))
         else:
             if work is not None:
@@ -289,7 +289,7 @@ def _raise(error: Exception) -> None:
 
 
 def _mean(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The replicas' mean. If they agree, their value is returned exactly: a constant must not drift by rounding."""
+    """The replicas' mean; exactly their value if all agree, because a constant must not drift by rounding."""
     total, high, low = buffer.clone(), buffer.clone(), buffer.clone()
     dist.all_reduce(total, group=group)
     dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)

@@ -48,7 +48,7 @@ class HookBucket:
         return self._bucket.is_last
 
     def buffer(self) -> Tensor:
-        """All gradients, as one tensor of one dimension."""
+        """All gradients, in one flat tensor."""
         return self._buffer
 
     def set_buffer(self, buffer: Tensor) -> None:
@@ -104,7 +104,7 @@ class PowerSGDExchange(BucketExchange):
         dist.all_reduce(bucket.flags, group=self._group)
 
     def draws(self, bucket: Bucket, update: UpdateGroup) -> bool:
-        """Whether torch's hook draws a bucket's first matrices: it seeds and restores the process's generator."""
+        """Whether torch's hook draws first matrices for the bucket. It then seeds and restores the global generator."""
         return not self._is_exact(update) and (self._state is None or bucket.index not in self._state.q_memory_dict)
 
     def reset(self) -> None:
@@ -141,7 +141,7 @@ def compressed_exchange(group: dist.ProcessGroup, how: Compression) -> Bfloat16E
 
 
 def _redraw_zero_columns(starting: Tensor, seed: int) -> None:
-    """Replace zero columns of the matrix that the next update begins with, by the same numbers on all replicas.
+    """Replace zero columns of the next update's first matrix by random numbers, the same on all replicas.
 
     A column is zero if no minibatch of this group used the parameter. Such a column would stay zero for ever, and its
     part of the gradient would never be sent.
@@ -171,9 +171,9 @@ def choose_exchange(
 ) -> BucketExchange | None:
     """The exchange that a worker of a stage uses in place of the exact mean.
 
-    Returns None for the exact mean: if no option asks for anything else, if the stage has one replica (`group` is
-    None), and for `--significance` if all replicas are on one server. Raises `LaunchError` for an exchange that holds
-    gradients back, if minibatches are `weighted`: the scale of the gradients is then known only after the exchange.
+    Returns None for the exact mean: if no option asks for an exchange, if the stage has one replica (`group` is None),
+    and for `--significance` if all replicas are on one server. Raises `LaunchError` if the exchange holds gradients
+    back and minibatches are `weighted`, because the gradients' scale is then known only after the exchange.
     """
     if group is None or optimizer is None:
         return None
@@ -193,7 +193,7 @@ def choose_exchange(
 
 
 def note_on_unused_option(averaging: GradientAveraging, plan: LaunchPlan) -> str | None:
-    """The message for a user whose averaging options make no difference to this plan; None if they do."""
+    """Message about an averaging option that changes nothing under this plan; None if there is no such option."""
     stages = range(len(plan.pipeline))
     if averaging.compression is not None and all(len(stage.workers) == 1 for stage in plan.pipeline):
         return "--compress changes nothing, as no stage of the plan has replicas"

@@ -1,10 +1,10 @@
 """Messages between stages in the common order of a segment (`pipeplan_launch.plan.communication_order`), over NCCL
 between GPUs.
 
-The engine hands over this worker's transfers one by one, between its computations, and always from its own thread. The
-host waits for nothing. On streams of their own, a send starts after the computation that made its message, and a
-receive after the last reader of its slot. The computing stream waits for a received message just before it is used. The
-tensors of a message are kept until it has left. A stage on the CPU does the same over Gloo, where the host has to wait.
+The engine hands over this worker's transfers one by one, between its computations, and always from the engine's thread.
+The host never waits. Sends and receives have their own streams. A send starts after the computation that made its
+message, a receive after the last reader of its slot. The computing stream waits for a message just before its use.
+Tensors of a sent message are kept until it has left. On the CPU everything goes over Gloo, and the host has to wait.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from pipeplan_launch.plan.communication_order import MOST_UNSETTLED, Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.run_options import Edge, edges
 
-# The process groups over which messages travel in the common order: one for every pair of workers and direction.
+# The process groups for messages in the common order: one group for every pair of workers and direction.
 #
-# All workers make the groups together, in one sorted order, and try each group with a message of one number before
-# training. The trial uses the same sorted order on all workers, so it cannot deadlock either.
+# All workers make the groups together, in one sorted order. Before training they try each group with a message of one
+# number. The trial has the same sorted order on all workers, so it cannot deadlock.
 
 EdgeGroups = Mapping[Edge, Any]
 """The process group of each edge of a run."""
@@ -86,7 +86,7 @@ ALIGNMENT = 64
 
 @dataclass
 class RingSlot:
-    """The memory of one received message: that of a replica's k-th minibatch lies in slot k mod n of a ring.
+    """Memory for one received message. A replica's k-th minibatch uses slot k mod n of a ring of n slots.
 
     The memory is allocated when the slot is first used, and never freed during training. So a pipeline in its steady
     state allocates nothing, and the allocator need not know which streams use the memory.
@@ -94,14 +94,14 @@ class RingSlot:
 
     memory: Tensor
     key: MessageKey | None = None
-    """The message that is in the slot, or was last in it."""
+    """The latest message in the slot."""
     free: list[Any] = field(default_factory=list)
     """Marks of the computing stream after which the slot may be written again."""
     is_read: bool = True
     """Whether the last reader of the message has been handed to the computing stream."""
 
     def tensors(self, layout: Sequence[MessageTensor]) -> list[Tensor]:
-        """The message's tensors, in the slot's memory, which is made large enough."""
+        """The message's tensors, in the slot's memory. The memory grows if it is too small."""
         offsets = [*itertools.accumulate((-(-spec.size // ALIGNMENT) * ALIGNMENT for spec in layout), initial=0)]
         if len(self.memory) < offsets[-1]:
             self.memory = torch.empty(offsets[-1], dtype=torch.uint8, device=self.memory.device)
@@ -126,7 +126,7 @@ class OrderedTransport:
         self.streams = self._backend.streams(device)
         self._is_open = False
         self._slots: dict[tuple[Direction, int], RingSlot] = {}
-        """The slots of the ring of each direction."""
+        """Slots of the rings, by direction and position in the ring."""
         self._receiving: dict[MessageKey, PostedMessage] = {}
         self._ready: dict[MessageKey, tuple[list[Tensor], Any]] = {}
         """Messages that are computed but not posted, each with a mark of the computing stream."""
@@ -146,7 +146,7 @@ class OrderedTransport:
         """Do nothing: the order decides when a receive is posted."""
 
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
-        """Take the tensors of a message. The order decides when they are sent. They must not be modified any more."""
+        """Take the tensors of a message; nobody may modify them any more. The order decides when they are sent."""
         contiguous = [tensor.detach().contiguous() for tensor in tensors]
         self._ready[direction, minibatch] = contiguous, self.streams.mark()
 
@@ -197,7 +197,7 @@ class OrderedTransport:
         return [tensor.data for tensor in received.tensors]
 
     def release(self, direction: Direction, minibatch: int) -> None:
-        """Note that all readers of a received message have been handed to the computing stream, if it was received."""
+        """Note that the computing stream has all readers of a message. A message that was not received is ignored."""
         slot = next((slot for slot in self._slots.values() if slot.key == (direction, minibatch)), None)
         if slot is not None and not slot.is_read:
             slot.is_read = True
@@ -212,14 +212,14 @@ class OrderedTransport:
                     one.settle()
 
     def drain(self) -> None:
-        """Wait until all sent messages have left. Messages of minibatches that never began are forgotten."""
+        """Wait until all sent messages have left."""
         for sent in self._sent.values():
             while sent:
                 self.settle(*sent[0].key)
         assert not self._ready, "a message was made and never sent"
 
     def _settle_passed_on(self, slot: RingSlot) -> None:
-        """Let the slot wait for the messages of its minibatch that may have been sent from its memory."""
+        """Make the slot wait for sent messages that still use its memory: a stage may pass on what it received."""
         if slot.key is None:
             return
         begin, end = slot.memory.data_ptr(), slot.memory.data_ptr() + slot.memory.nbytes
@@ -232,4 +232,4 @@ class OrderedTransport:
 
 
 AnyTransport = Transport | OrderedTransport
-"""The messages of a stage."""
+"""The transport of a stage, of either kind."""

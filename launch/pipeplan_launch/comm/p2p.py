@@ -57,7 +57,7 @@ class PostedMessage:
     works: list[dist.Work] = field(default_factory=list)
 
     def settle(self) -> None:
-        """Wait until the message has left or come; on a GPU, only its computing stream waits."""
+        """Wait until the message has left or arrived. On a GPU only the computing stream waits."""
         for work in self.works:
             work.wait()
 
@@ -78,9 +78,9 @@ class Transport:
         gradients: dist.ProcessGroup | None = None,
         mailbox: Mailbox | None = None,
     ) -> None:
-        """`stages`: the number of stages of the pipeline if workers run several of them, else 1. `gradients`: a process
-        group whose connections carry gradients; None if the connections of `group` carry all messages. `mailbox`: the
-        same for all stages of the worker, which pass messages to each other in it without a copy.
+        """`stages`: the number of stages of the pipeline if a worker runs several of them, else 1. `gradients`: the
+        process group for gradients; None if `group` carries all messages. `mailbox`: shared by all stages of the
+        worker, which pass messages to each other through it without a copy.
         """
         self._worker_name = f"stage {stage} (rank {rank})"
         self._stage, self._stages, self._rank = stage, stages, rank
@@ -95,7 +95,7 @@ class Transport:
         """Post the receive of a message; `take` waits for it later."""
         earlier = self._receiving.get((direction, minibatch))
         if source == self._rank or (earlier is not None and earlier.peer == source):
-            return  # it is sent here, or an earlier segment posted it and ended before this minibatch
+            return  # this worker sends it, or an earlier segment posted the receive and ended before this minibatch
         tensors = [self._backend.host_tensor(spec.shape, spec.dtype) for spec in layout]
         self._receiving[direction, minibatch] = transfer = PostedMessage((direction, minibatch), source, tensors)
         with receiving(self._worker_name, direction, minibatch, source):
@@ -112,7 +112,7 @@ class Transport:
         return [tensor.to(self._device, non_blocking=True) for tensor in transfer.tensors]
 
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
-        """Start sending tensors. They must not be modified until `settle` or `drain`."""
+        """Start sending tensors, which must not be modified until `settle` or `drain`."""
         number = self._number(minibatch, direction)
         if destination == self._rank:
             self._mailbox[direction, number] = [tensor.detach() for tensor in tensors]
@@ -124,7 +124,7 @@ class Transport:
                 transfer.works.append(started(dist.isend(tensor, destination, self._groups[direction], tag)))
 
     def settle(self, direction: Direction, minibatch: int) -> None:
-        """Wait until a message has left, if it was sent. Its memory may then be reused."""
+        """Wait until a message has left, if it was sent. The message's memory may then be reused."""
         transfer = self._sending.pop((direction, minibatch), None)
         if transfer is None:
             return
@@ -137,9 +137,9 @@ class Transport:
             self.settle(direction, minibatch)
 
     def _number(self, minibatch: int, sent: Direction | None = None) -> int:
-        """The number of a message that this stage receives, or that it sends in a direction.
+        """The number of a message that this stage receives, or sends in the direction `sent`.
 
-        It includes the receiving stage, so that stages of one worker do not take each other's messages.
+        The number includes the receiving stage, so that stages of one worker do not take each other's messages.
         """
         if self._stages == 1:
             return minibatch
@@ -179,8 +179,8 @@ def sending(worker: str, direction: Direction, minibatch: int, peer: int) -> Abs
 def peer_loss_explained(message: str, *peers: int, only_connections: bool = False) -> Iterator[None]:
     """Turn errors of torch.distributed into `PeerLost`, with one line that begins with `message`.
 
-    `peers`: the ranks that this worker waits for, as far as they are known. `only_connections`: for code that may also
-    fail by itself, turn only errors of a connection.
+    `peers`: the ranks that this worker waits for, as far as they are known. `only_connections`: turn only connection
+    errors, because the code may also fail for other reasons.
     """
     try:
         yield
@@ -191,7 +191,7 @@ def peer_loss_explained(message: str, *peers: int, only_connections: bool = Fals
 
 
 def _of_gloo(error: Exception) -> bool:
-    """Whether an error comes from Gloo. Its errors have no class of their own, but begin with a place in its source."""
+    """Whether an error comes from Gloo. Gloo has no error class, but its errors begin with a location in its source."""
     place = _SOURCE_LOCATION.match(str(error))
     return place is not None and "gloo" in place[0]
 
@@ -203,7 +203,7 @@ def started(work: dist.Work | None) -> dist.Work:
 
 
 def error_cause(error: BaseException) -> str:
-    """The cause in an error of Gloo or of the system, without Gloo's source location and general advice."""
+    """The cause of a Gloo or system error, without Gloo's source location and general advice."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     line = str(error).strip().partition("\n")[0]

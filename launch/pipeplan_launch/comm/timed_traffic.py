@@ -1,7 +1,7 @@
-"""Times of messages and all-reduces of several sizes, made as the executor makes them.
+"""Measures the times of messages and all-reduces of several sizes, as the executor makes them.
 
-Messages go through the executor's own transport, in both directions at once and with the next receive posted in
-advance, as between two stages of a pipeline. All-reduces go through torch.distributed. Both use the backend of a run.
+Messages go through the executor's own transport, in both directions at once. The next receive is posted in advance, as
+between two stages of a pipeline. All-reduces go through torch.distributed. Both use the backend of a run.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class TimeLimits:
     seconds: float
     """Approximate time for all sizes together."""
     enough_s: float = float("inf")
-    """A size whose operation takes longer than this is the last one."""
+    """If an operation takes longer than this, no larger size is measured."""
 
 
 def time_over_sizes(
@@ -133,7 +133,7 @@ def time_over_sizes(
             _times(operation, CONNECT)
         agree(0.0)
         slowest = agree(max(_times(operation, WARM), default=0.0))
-        # Larger sizes take most of the time, so every smaller size may use an equal part of half of it.
+        # Each size gets an equal share of half of the limit. Large sizes exceed it because of the `FEWEST` repeats.
         repeats = min(MOST, max(FEWEST, int(limits.seconds / (2 * len(sizes)) / max(slowest, 1e-9))))
         times = _times(operation, repeats)
         if operation is not None:
@@ -150,13 +150,13 @@ def time_over_sizes(
 
 
 class TeamTimer:
-    """Times the messages and all-reduces of teams of workers. All workers make one, and call it at the same time."""
+    """Times the messages and all-reduces of teams of workers. All workers make a timer and call it together."""
 
     def __init__(self, device: torch.device, everyone: dist.ProcessGroup) -> None:
         self._rank, self._device, self._everyone = dist.get_rank(), device, everyone
         self._transport = Transport(0, self._rank, device, everyone)
         self._number = 0
-        """Number of messages so far. It is the same in all workers, so that no two messages have the same number."""
+        """Number of messages so far, equal in all workers, so that no two messages have the same number."""
 
     def __call__(
         self,

@@ -16,7 +16,7 @@ from pipeplan_launch.errors import LaunchError
 
 
 def encode(value: Any) -> bytes:
-    """The value as MessagePack. NaN and infinity are kept. Raises `TypeError` for a value of any other type."""
+    """The value as MessagePack. NaN and infinity are kept. Raises `TypeError` for a type that cannot be sent."""
     return msgspec.msgpack.encode(value, enc_hook=_path_as_bytes)
 
 

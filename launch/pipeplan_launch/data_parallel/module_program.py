@@ -23,7 +23,7 @@ from pipeplan_launch.tracing.split import StateDictNames
 
 
 class Whole(nn.Module):
-    """Holds the model and the modules of its loss. Its forward pass runs a function on them.
+    """Holds the model and the modules of its loss. The forward pass runs a function on these modules.
 
     So DDP and FSDP2 see one module with one forward pass, and the loss may have parameters too.
     """
@@ -76,9 +76,7 @@ class ModuleProgram:
         return self.buffers_by_name() | frozen
 
     def frozen_sums(self) -> dict[str, complex]:
-        """The sum of the elements of every frozen parameter. A changed sum shows that something has written the
-        parameter.
-        """
+        """The sum of the elements of every frozen parameter. If a sum changes, the parameter has been written."""
         parameters = self.parameters_by_name()
         return {
             name: complex(own_part(one.detach()).sum().item())
@@ -116,7 +114,7 @@ class ModuleProgram:
 
 
 def _naming(model: nn.Module) -> StateDictNames:
-    """For every name in the model's state_dict: the first name of the same tensor."""
+    """Maps every name in the model's state_dict to the first name of the same tensor."""
     first: dict[int, str] = {}
     for name, tensor in (
         *model.named_parameters(remove_duplicate=False),
@@ -136,7 +134,7 @@ def _naming(model: nn.Module) -> StateDictNames:
 def takes_any_size(job: Job, minibatch: int) -> bool:
     """Whether the model can run on the last minibatches of the job's training and test data, if these are short.
 
-    For a model that cannot run on fake tensors, the answer is yes.
+    Returns True for a model that cannot run on fake tensors.
     """
     rests = {
         (len(data) % minibatch, training)  # type: ignore[arg-type]
@@ -150,8 +148,8 @@ def takes_any_size(job: Job, minibatch: int) -> bool:
 def refuse_written_parameters(job: Job, minibatch: int) -> None:
     """Raise `LaunchError` unless the forward pass uses the same parameters for all inputs, and writes none of them.
 
-    Under FSDP2 a forward pass sees a copy of the parameter, which is dropped, and all workers must exchange the
-    gradients of the same parameters.
+    Under FSDP2 a forward pass would write to a copy of the parameter that is dropped later. All workers must exchange
+    the gradients of the same parameters.
     """
     run = _run(job, minibatch, True)
     if run.problem is not None:

@@ -4,8 +4,8 @@ An update covers the plan's M minibatches. Minibatch i runs at replica i mod r, 
 update has rounds. In each round every replica runs one forward and one backward pass, because under FSDP2 the replicas
 gather weights together. Every backward pass of FSDP2 averages gradients among the workers that share the weights; the
 backward pass of the last round averages the sums of all rounds among all replicas. A replica without a minibatch in the
-last round, or in a short last group, runs the group's first minibatch once more with a weight of 0. It would otherwise
-only wait. With unequal shares, which only DDP has, a replica has one round for each of its minibatches.
+last round, or in a short last group, runs the group's first minibatch once more with a weight of 0, instead of only
+waiting. With unequal shares, which only DDP has, a replica has one round for each of its minibatches.
 
 DDP and FSDP2 divide the sum over the replicas by r. So the loss of a minibatch is multiplied by r · share / total.
 `share` is the minibatch's part of the samples, or of the job's `loss_weight`; `total` is the sum of the shares.
@@ -97,8 +97,8 @@ class DividedWeights:
     def whole_tensors(
         self, tensors: Mapping[str, Tensor], _divided: Mapping[int, str], turn: int = 0
     ) -> dict[str, Tensor]:
-        """The whole tensors that this worker keeps. The workers take turns, beginning with number `turn`. All of them
-        call this.
+        """The whole tensors that this worker keeps. All workers call this. They take turns, beginning with number
+        `turn`.
         """
         kept = {}
         for number, name in enumerate(sorted(tensors)):
@@ -125,7 +125,7 @@ class DividedWeights:
         return load_parts
 
     def _part_of_saved(self, name: str, tensor: Tensor) -> Tensor:
-        """A saved tensor is `optim.state.PARAMETER.KEY`, or belongs to no parameter."""
+        """This worker's part of a saved tensor. Tensors of a parameter are named `optim.state.PARAMETER.KEY`."""
         parameter = self._trained.get(name.removeprefix("optim.state.").rpartition(".")[0])
         if parameter is None or tensor.shape != parameter.shape:
             return tensor
@@ -210,9 +210,9 @@ class DataParallelTraining(TrainingEngine):
         mesh: DeviceMesh | None,
         sharing: dist.ProcessGroup | None,
     ) -> None:
-        """`group`: the replicas, None if there is only one. `flush`: the replicas, for tensors on the CPU, if they hold
-        parts of the weights. `mesh`: their arrangement under FSDP2; None for DDP. `sharing`: the replicas, if they
-        divide the optimiser.
+        """`group`: the replicas, None if there is only one. `flush`: the replicas, for tensors on the CPU, if each
+        holds a part of the weights. `mesh`: the arrangement of the replicas under FSDP2; None for DDP. `sharing`: the
+        replicas, if they divide the optimiser.
 
         Raises `LaunchError` for a job that this engine cannot run.
         """
@@ -324,7 +324,7 @@ class DataParallelTraining(TrainingEngine):
         computed_s: list[float] = []
         if loss.requires_grad:
             if isinstance(self._wrapper, Replicated):
-                # Callbacks run when all gradients are computed, in the order in which they were queued: before DDP's.
+                # Callbacks run after all gradients, in the order of queueing, so this callback runs before DDP's.
                 queue = Variable._execution_engine.queue_callback
                 loss.register_hook(lambda _: queue(lambda: computed_s.append(perf_counter())))  # type: ignore[no-untyped-call]
             with self.passing("the model's backward", index), recomputation_explained(), self._exchanging(index):
@@ -404,7 +404,7 @@ class ShardedEvaluation(ForwardEngine):
                     self._root(lambda: self.output(first, [], inputs))
 
     def evaluate(self, index: int, received: Sequence[Tensor], inputs: Sequence[Tensor], target: Any) -> Any:
-        """The model's output. Its loss and metrics are noted while the weights of the loss are gathered."""
+        """The model's output. Records loss and metrics while the weights of the loss are gathered."""
         with self.passing("the model's forward", index):
             return self._root(lambda: super(ShardedEvaluation, self).evaluate(index, received, inputs, target))
 

@@ -25,7 +25,7 @@ from pipeplan_launch.job.nested_tensors import map_tensors
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a model: two or more children of one class in a ModuleList or Sequential. If several sets
-    of children qualify, it is the set with the most elements of parameters.
+    of children qualify, returns the set with the most parameter elements.
 
     Returns [] if there are none. A block that shares a parameter with the rest of the model is left out, because only
     one unit can hold the parameter.
@@ -72,7 +72,7 @@ def recomputation_explained() -> Iterator[None]:
 
 
 def return_own_memory(block: nn.Module) -> None:
-    """Make a block return no views. FSDP2 puts hooks on its outputs, and a write into a view silently drops them."""
+    """Make a block return no views. FSDP2 puts hooks on outputs, and a write into a view silently drops the hooks."""
     forward = block.forward
 
     def copying_views(*arguments: Any, **named: Any) -> Any:
@@ -130,7 +130,7 @@ class Wrapper(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """The wrapping module. It takes a function of the model, and runs it."""
+        """The wrapping module, which takes a function of the model and runs the function."""
 
     def exchanging(self, last: bool) -> AbstractContextManager[None]:
         """Context of a forward or a backward pass. `last`: whether its backward pass averages the gradients of all
@@ -156,8 +156,8 @@ class Replicated:
     def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
         """`group`: the replicas, which have the same weights.
 
-        The size of the buckets is left to torch. DDP fills them from the first parameter on, and by default the first
-        one closes at 1 MiB. The backward pass completes it last, so little of the all-reduce is left after the pass.
+        torch chooses the bucket sizes. DDP fills buckets from the first parameter on, and by default the first bucket
+        closes at 1 MiB. Backward completes that bucket last, so little of the all-reduce is left after the pass.
         """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch 2.8 does not know the new name of an option
@@ -205,7 +205,7 @@ class Sharded:
 
 
 def refuse_indivisible(program: ModuleProgram) -> None:
-    """Raise `LaunchError` for a parameter that cannot be in parts."""
+    """Raise `LaunchError` for a parameter that FSDP2 cannot divide."""
     parameters = program.parameters_by_name()
     refuse_accumulation_hooks(parameters)
     hooked = next(iter(parameter_hooks(parameters)), None)

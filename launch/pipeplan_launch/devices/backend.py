@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pipeplan_launch.errors import LaunchError
 
-# Physical cores: the processors of this process that are threads of one core, from Linux's /sys.
+# Physical cores: processors that are threads of one core count once, according to Linux's /sys.
 
 SYSTEM = Path("/sys/devices/system/cpu")
 
@@ -34,15 +34,14 @@ def physical_cores(processors: set[int] | None = None, system: Path = SYSTEM) ->
     return len(cores)
 
 
-# Streams of a device besides the computing stream. Messages wait on them for their data.
+# Streams of a device in addition to the computing stream. Messages wait on them for their data.
 #
 # A mark is a point in the computing stream. An operation that is posted in `beside` starts after the given marks, and
-# does not wait for later work of the computing stream. The host does not wait. A CPU computes at once, so nothing has
-# to wait.
+# does not wait for later work of the computing stream. The host does not wait.
 
 
 class Lane(IntEnum):
-    """The streams besides the computing stream."""
+    """The streams other than the computing stream."""
 
     RECEIVES = 0
     SENDS = 1
@@ -50,10 +49,10 @@ class Lane(IntEnum):
 
 
 class Streams:
-    """The streams of one worker's device. On a CPU, which computes at once, there is nothing to wait for."""
+    """The streams of one worker's device. This class is for CPUs, which compute at once, so nothing waits."""
 
     def mark(self) -> Any:
-        """A mark after all operations that the computing stream has been given so far."""
+        """A mark after all operations that were posted to the computing stream so far."""
 
     def beside(self, lane: Lane, *after: Any) -> AbstractContextManager[None]:
         """Context in which operations are posted to a lane. They start after these marks."""
@@ -83,9 +82,7 @@ class CUDAStreams(Streams):
 
 
 class Backend:
-    """The behaviour that depends on the kind of device. This class is for processors, which all workers of a machine
-    share.
-    """
+    """Behaviour that depends on the kind of device. This class is for CPUs, which all workers of a machine share."""
 
     kind = "cpu"
     """torch's name for devices of this kind."""
@@ -186,7 +183,7 @@ class CUDA(Backend):
         return torch.cuda.max_memory_allocated(device)
 
     def missing_compiler(self) -> str:
-        """Triton."""
+        """Triton, if it is missing."""
         from torch.utils._triton import has_triton
 
         return "" if has_triton() else "triton for this GPU, which is missing: pip install triton"

@@ -1,7 +1,7 @@
 """The result of the self-test on this machine, for `--transport auto`.
 
-It is kept in `$XDG_CACHE_HOME/pipeplan/selftest.json` (`~/.cache/pipeplan/selftest.json`). Its key has everything that
-it depends on: the host, the builds of torch and NCCL, and the visible GPUs.
+The file is `$XDG_CACHE_HOME/pipeplan/selftest.json` (`~/.cache/pipeplan/selftest.json`). The key of a result holds
+everything that the result depends on: the host, the builds of torch and NCCL, and the visible GPUs.
 """
 
 from __future__ import annotations

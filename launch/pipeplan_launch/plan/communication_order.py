@@ -9,19 +9,19 @@ The nodes of a segment, and what each node waits for:
     Collective    the all-reduce of a group among the replicas of a stage, or of several stages that share weights.
                   It waits for action R of all of them
 
-`communication_order` yields the nodes in an order in which every node comes after the nodes that it waits for. It
-replays the segment in whole ticks, in which every stage is equally fast (a forward pass of a stage with r replicas
-takes r ticks, a backward pass 2 r, a pass for the gradients of the weights r, everything else none), and yields a node
-when it starts. Nodes of one tick are sorted: transfers come first, then all-reduces, then computations, each kind by
-minibatch and stage. Ticks are whole numbers, so all workers get the same order.
+`communication_order` yields every node after the nodes that it waits for. The function replays the segment in ticks and
+yields a node when it starts. All stages are equally fast in the replay: with r replicas, a forward pass takes r ticks,
+a backward pass 2 r, a pass for the gradients of the weights r, and everything else none. Nodes of one tick are sorted:
+transfers come first, then all-reduces, then computations, each kind by minibatch and stage. Ticks are whole numbers, so
+all workers get the same order.
 
-A worker that hands its own nodes to its device in this order, from one thread, cannot be part of a deadlock, even if
-every send waits for its receive and the device does one thing at a time (docs/gpus.md has the proof). If a segment ends
-early, the order is the same without the nodes that it does not have (`stays`).
+A worker that hands its own nodes to its device in this order, from one thread, cannot be part of a deadlock. This holds
+even if every send waits for its receive and the device does one thing at a time (docs/gpus.md has the proof). If a
+segment ends early, the nodes that are missing are left out, and the other nodes keep their order (`stays`).
 
 **Rings.** The receiver writes the message of its k-th minibatch into slot k mod n of a ring of n (`ring_slots`). A slot
-is free when every reader of its message is done. One reader is the backward pass (for activations under a schedule with
-W: pass W; in inference: the forward pass). The other is the message of the same minibatch that this replica sends in
+is free when both readers of its message are done. One reader is the backward pass (for activations under a schedule
+with W: pass W; in inference: the forward pass). The other reader is this replica's own message of the same minibatch in
 the same direction, because a stage may pass on what it received.
 """
 
@@ -38,7 +38,7 @@ from pipeplan_launch.plan.schedule import Action, ActionKind, Schedule, StageSha
 Place = tuple[int, int]
 """A worker as (stage, replica)."""
 MOST_UNSETTLED = 2
-"""Largest number of messages of one direction to one worker that may be under way. Before a third one, computing
+"""Largest number of messages of one direction to one worker that may be under way. Before a third message, computing
 waits for the oldest."""
 GRADIENT_SLOTS = 2
 """Slots of a ring for gradients: one in use and one under way."""
@@ -87,9 +87,7 @@ _Message = tuple[Direction, int, int]
 
 
 def ring_slots(direction: Direction, shape: StageShape, schedule: Schedule) -> int:
-    """Number of messages that a receiver has memory for: one for each minibatch in flight, and one that is under
-    way.
-    """
+    """Number of messages that a receiver has memory for: one for each minibatch in flight, and one under way."""
     if direction is Direction.GRADIENTS:
         return GRADIENT_SLOTS
     return (schedule.held(shape) if schedule.trains else 1) + 1
@@ -156,7 +154,7 @@ class _Worker:
 
 @dataclass
 class _Holding:
-    """A received message during the replay: how many of its readers are left, and when the last one was done."""
+    """A received message during the replay: its remaining readers, and the tick at which the last reader was done."""
 
     readers: int
     free: int = 0
@@ -180,7 +178,7 @@ class _Replay:
             for replica in range(shape.replicas)
         }
         self._queue: list[tuple[tuple[int, ...], Node]] = []
-        """Nodes that can start, each with its sort key: the tick, then what orders nodes of the same tick."""
+        """Nodes that can start, each with its sort key: first the tick, then the order within a tick."""
         self._arrived: dict[_Message, int] = {}
         """Tick at which a message arrived."""
         alone = [(stage,) for stage in stages if pipeline[stage].replicas > 1]
@@ -286,7 +284,7 @@ class _Replay:
             ticks.append(tick)
             if len(ticks) == sum(self._pipeline[one].replicas for one in stages):
                 del self._joined[stages, group]
-                key = (max(ticks), 1, group, *stages, -1)  # -1: no set of stages is the beginning of another's key
+                key = (max(ticks), 1, group, *stages, -1)  # -1: no key is the beginning of another key
                 heapq.heappush(self._queue, (key, Collective(stages, group)))
 
     def _send(self, direction: Direction, source: Place, minibatch: int, made: int) -> None:
@@ -302,12 +300,12 @@ class _Replay:
             self._queue_transfer(transfer, made if earlier is None else max(made, earlier.free))
 
     def _ring(self, direction: Direction, stage: int) -> int:
-        """Minibatches of the pipeline from one use of a slot to the next."""
+        """Number of the pipeline's minibatches from one use of a slot to the next."""
         shape = self._pipeline[stage]
         return ring_slots(direction, shape, self._schedule) * shape.replicas
 
     def _holding(self, message: _Message) -> _Holding | None:
-        """The holding of a message that has not left its slot for good; None if no stage sends it."""
+        """The replay's record of a message that may still be in its slot; None if no stage sends the message."""
         direction, stage, minibatch = message
         if minibatch < 0 or not self._receives(direction, stage):
             return None

@@ -42,7 +42,7 @@ class CutTraffic:
     sent: Traffic
     """Bytes of activations."""
     returned: Traffic
-    """Bytes of gradients, at most as many as `sent`."""
+    """Bytes of gradients, at most `sent`."""
 
     def __post_init__(self) -> None:
         if self.returned > self.sent:
@@ -51,7 +51,7 @@ class CutTraffic:
 
 @dataclass(frozen=True)
 class EmulatedStage:
-    """A stage that sleeps instead of computing, and sends and averages as many bytes as the emulated stage."""
+    """A stage that sleeps instead of computing. It sends and averages the same number of bytes as the real stage."""
 
     layers: Annotated[tuple[EmulatedLayer, ...], Meta(min_length=1)]
     update_s: Amount
@@ -65,17 +65,17 @@ class EmulatedStage:
     after: CutTraffic | None = None
     """Traffic with the next stage; None for the last stage."""
     products: Natural = 0
-    """Matrix products that each layer computes in a forward pass, besides its sleep; a backward pass computes twice as
-    many."""
+    """Matrix products that each layer computes in a forward pass, in addition to its sleep. A backward pass computes
+    twice this number."""
     evicting_bytes: Traffic = 0
-    """Memory that each pass reads and writes once, so that the caches are as a model would leave them."""
+    """Bytes that each pass reads and writes once, to leave the caches in the state that a real model would leave."""
 
 
 MAX_DEPTH = 100_000
 """Largest depth and number of workers that is accepted; a larger value means that the file is damaged."""
 Depth = Annotated[int, Meta(ge=1, le=MAX_DEPTH)]
 DataParallel = Literal["", "ddp", "zero1", "fsdp", "hsdp"]
-"""How a plan of one stage trains the user's own module. `ddp`: torch's DDP. `zero1`: DDP with the optimiser's state
+"""Training mode of the user's own module in a plan of one stage. `ddp`: torch's DDP. `zero1`: DDP with optimiser state
 divided. `fsdp`: FSDP2 over all workers. `hsdp`: FSDP2 within each server, and replicas across servers. Empty: the
 pipeline engine trains a traced stage."""
 SHARDED: tuple[DataParallel, ...] = ("fsdp", "hsdp")
@@ -91,7 +91,7 @@ class StagePlacement:
     depth: Depth
     """Largest number of minibatches that a replica has in flight."""
     versions: Depth
-    """Most weight versions that a replica holds at once."""
+    """Largest number of weight versions that a replica holds at once."""
     recompute: bool = False
     """Whether the stage keeps only its input for the backward pass, and runs forward again before it."""
     deferred: Annotated[int, Meta(ge=0, le=MAX_DEPTH)] = 0
@@ -103,7 +103,7 @@ class StagePlacement:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The planner's predictions for one replica of a stage, per minibatch; None where the plan has none."""
+    """The planner's predictions for one replica of a stage, per minibatch; None if the plan lacks the value."""
 
     minibatch_s: Amount | None = None
     """The pipeline's step time: seconds between two minibatches, the same for all stages."""
@@ -147,7 +147,7 @@ class LaunchPlan:
     """`cpu` or `cuda`."""
     servers: int
     workers_per_server: int
-    """Workers on every server, or on the largest if servers differ."""
+    """Workers on every server, or on the largest server if servers differ."""
     schedule: Schedule
     pipeline: tuple[StagePlacement, ...]
     layers: tuple[tuple[str, ...], ...]
@@ -214,7 +214,7 @@ class LaunchPlan:
 
     @property
     def device_workers(self) -> tuple[tuple[int, ...], ...]:
-        """The workers of each position of the pipeline. Positions are sorted by the first stage that each one runs."""
+        """The workers at each position of the pipeline, sorted by the first stage that they run."""
         return tuple(dict.fromkeys(stage.workers for stage in self.pipeline))
 
     def places(self, rank: int) -> tuple[tuple[int, int], ...]:
@@ -224,7 +224,7 @@ class LaunchPlan:
         )
 
     def place(self, rank: int) -> tuple[int, int] | None:
-        """The (stage, replica) of a rank, the last one if it runs several stages; None for an idle worker."""
+        """The (stage, replica) of a rank, the last pair if it runs several stages; None for an idle worker."""
         return next(reversed(self.places(rank)), None)
 
     def written(self) -> str:

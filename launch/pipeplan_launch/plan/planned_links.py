@@ -21,7 +21,7 @@ RATES = ("sendrecv", "allreduce", "latency_s")
 
 @dataclass(frozen=True)
 class PlannedComponent:
-    """Neighbouring workers that one level of the cluster's network connects, and the rates inside."""
+    """Neighbouring workers that one level of the cluster's network connects, and the rates among them."""
 
     workers: range
     sendrecv: float

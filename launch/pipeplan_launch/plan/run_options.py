@@ -13,7 +13,7 @@ from pipeplan_launch.plan.communication_order import GRADIENT_SLOTS, MOST_UNSETT
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
 
-# How old the gradients of a schedule are, and the options of the command line that act on it.
+# The age of a schedule's gradients, and the command-line options that act on it.
 
 FLUSH_SCHEDULE = SCHEDULES["1f1b-flush"]
 """The schedule of the first epochs with `--flush-epochs`."""
@@ -21,7 +21,7 @@ FLUSH_SCHEDULE = SCHEDULES["1f1b-flush"]
 
 @dataclass(frozen=True)
 class StalenessOptions:
-    """The options of the command line about gradients that are some updates old."""
+    """Command-line options for gradients that are some updates old."""
 
     correction: str | None = None
     """`none` or `ef`; None to follow the plan."""
@@ -53,8 +53,8 @@ def check_staleness_options(options: StalenessOptions, plan: LaunchPlan) -> None
 def update_delay(schedule: Schedule, pipeline: Sequence[StageShape], stage: int) -> int:
     """τ: the number of the stage's updates between taking the weights for a gradient and applying the gradient.
 
-    It is counted in the steady state, for the minibatch of an update with the largest delay. It follows from the
-    version that the schedule gives to each minibatch, and is 0 if the schedule flushes.
+    Returns the largest delay of any minibatch in the steady state, from the weight version that the schedule gives to
+    each minibatch. The delay is 0 if the schedule flushes.
     """
     size = schedule.group_size(pipeline[stage])
     period = lcm(*(schedule.group_size(shape) for shape in pipeline))
@@ -110,9 +110,7 @@ def updates_sentence(plan: LaunchPlan) -> str:
 
 
 def _by_stage(values: Sequence[int], unit: str) -> str:
-    """The value that all stages have, or the values stage by stage; if there are many stages, only the first and last
-    ones.
-    """
+    """The value that all stages share, or the values by stage. Of many stages, only the first three and the last."""
     if len(set(values)) == 1:
         return f"{values[0]} {unit}"
     listed = [str(value) for value in values]
@@ -138,11 +136,11 @@ class Compression:
 
 @dataclass(frozen=True)
 class GradientAveraging:
-    """How the replicas of a stage average gradients: the exact mean, unless a field is set."""
+    """Averaging of gradients among the replicas of a stage: the exact mean, unless a field is set."""
 
     compression: Compression | None = None
     significance: float | None = None
-    """Only updates above this share of their weight leave a server; smaller ones accumulate until they exceed it."""
+    """Only updates above this share of their weight leave a server. Smaller updates accumulate until they exceed it."""
     shards_optimizer: bool | None = None
     """Whether each replica keeps only its part of the optimiser's state, and computes only its part of the step. None
     follows the plan; without a plan it means no."""
@@ -202,7 +200,7 @@ def parse_significance(text: str) -> float:
     return share
 
 
-# How messages travel between stages: the values of `--transport`. Torch-free.
+# The transport of messages between stages: the values of `--transport`.
 
 
 GLOO, NCCL = "gloo", "nccl"
@@ -230,7 +228,7 @@ def edges(plan: LaunchPlan) -> list[Edge]:
 def asks_self_test(wanted: str, plan: LaunchPlan, averaging: GradientAveraging) -> bool:
     """Whether a run takes the mode that the self-test found on its machine.
 
-    It does for a pipeline of several stages on the GPUs of one server. The self-test does not cover the network between
+    True for a pipeline of several stages on the GPUs of one server. The self-test does not cover the network between
     servers, or options that start all-reduces in another thread or gather weights.
     """
     here = plan.device == "cuda" and plan.servers == 1 and len(plan.pipeline) > 1
@@ -265,11 +263,11 @@ def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, fo
 
 
 def memory_beyond_plan(plan: LaunchPlan) -> list[float]:
-    """Memory for messages by `nccl` that the plan does not include, in bytes on a worker of each stage; [] if unknown.
+    """Bytes for `nccl` messages that the plan does not include, on a worker of each stage; [] if unknown.
 
     With `nccl` a worker has a ring of slots for received messages, and keeps every message that it sends until it has
     left. The plan includes one message each way at each boundary, and the input and output of every minibatch in
-    flight. It lacks one more received gradient and one more sent gradient in training, and one more input in inference.
+    flight. Missing are one more received and one more sent gradient in training, and one more input in inference.
     """
     predictions = plan.predictions
     if any(one.receive_bytes is None or one.receive_gradient_bytes is None for one in predictions):
@@ -285,7 +283,7 @@ def memory_beyond_plan(plan: LaunchPlan) -> list[float]:
 
 
 def memory_note(plan: LaunchPlan) -> str | None:
-    """A note on the memory for messages by `nccl` that the plan does not include; None if there is none."""
+    """A note on the memory for `nccl` messages that the plan does not include; None if there is none."""
     beyond = memory_beyond_plan(plan)
     most = max(beyond, default=0.0)
     if not most:

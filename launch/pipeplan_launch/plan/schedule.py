@@ -16,11 +16,11 @@ consecutive minibatches: with shares 3 and 1, replica 0 runs the first three of 
     schedule        order             group size           updates in the weights that minibatch i uses
     1f1b-stashing   1F1B              r of the stage       made at this stage before its forward
     vertical-sync   1F1B              r of the stage       made at the first stage before its forward there
-    2bw             1F1B              M for all stages     of all groups before its own, except the last of them
-    gpipe           F… then B…        M for all stages     of all groups before its own
-    1f1b-flush      1F1B per group    M for all stages     of all groups before its own
-    zb-h1           the same, with W  M for all stages     of all groups before its own
-    interleaved-1f1b, zb-v            M for all stages     of all groups before its own
+    2bw             1F1B              M for all stages     of all earlier groups, except the latest of them
+    gpipe           F… then B…        M for all stages     of all earlier groups
+    1f1b-flush      1F1B per group    M for all stages     of all earlier groups
+    zb-h1           the same, with W  M for all stages     of all earlier groups
+    interleaved-1f1b, zb-v            M for all stages     of all earlier groups
     forward-only    F…                -                    none
 
 1F1B with weight stashing (PipeDream). One replica of a stage with d = 2, minibatches 0, 1, 2 (r = 1):
@@ -34,7 +34,7 @@ A stage with several replicas waits for the all-reduce only after its next backw
 
     F0 F2 | B0 R0 F4 | B2 U0 R1 F6 | …         (replica 0 of 2)
 
-Its weights are then one update older. A plan of a single stage, plain data parallelism, stays synchronous instead.
+The stage's weights are then one update older. A plan of one stage (plain data parallelism) stays synchronous.
 
 2BW (Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021), d = 2, M = 3: group g uses the
 weights of the groups up to g - 2. U0 is deferred until F6, the first action that needs it.
@@ -47,7 +47,7 @@ Flush schedules, d = 2, M = 3. The pipeline drains before every update:
     1f1b-flush   F0 F1 B0 F2 B1 B2 R0 U0 | F3 …
 
 zb-h1 (Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241) has the passes of 1f1b-flush in the same order. A
-stage defers its W's by `deferred` minibatches, so that they fill the time in which the stages before it drain. Here for
+stage defers its W's by `deferred` minibatches, so that they fill the time in which the stages before it drain. Example:
 the last of three stages, deferred = 2, M = 4:
 
     zb-h1        F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3 R0 U0 | F4 …
@@ -88,7 +88,7 @@ class ActionKind(StrEnum):
 
 
 POSTED_RECEIVES = 2
-"""Receives of activations that a worker posts in advance: one in use and one under way. Each costs the memory of a
+"""Receives of activations that a worker posts in advance: one in use and one under way. Each needs memory for one
 minibatch."""
 
 _ACTION = re.compile(rf"([{''.join(ActionKind)}])(0|[1-9][0-9]*)")
@@ -131,7 +131,7 @@ class StageShape:
     device: int | None = None
     """Position of the stage's workers in the pipeline, under schedules whose workers run several stages; else None."""
     shares: tuple[int, ...] = ()
-    """Minibatches of an update on each replica, where they are unequal; their sum is `accumulate`."""
+    """Minibatches of an update on each replica, if they are unequal; their sum is `accumulate`."""
 
     def __post_init__(self) -> None:
         if self.deferred < 0:
@@ -167,7 +167,7 @@ class Schedule:
     accumulates: bool = False
     """Whether an update averages `StageShape.accumulate` minibatches instead of one round of the stage's replicas."""
     virtual: VirtualStages | None = None
-    """How workers run several stages each; None where each runs one."""
+    """Placement and pass order for workers that run several stages; None if each worker runs one stage."""
 
     @property
     def splits(self) -> bool:
@@ -255,8 +255,8 @@ def version_of_input(pipeline: Sequence[StageShape], stage: int, minibatch: int)
     """Vertical sync: the newest version at this stage that includes only minibatches that the first stage's version
     includes.
 
-    With one replica per stage it is the same number at every stage. A stage s has made that version in time if the
-    depth of the first stage covers the minibatches in flight at s, because then
+    With one replica per stage, the version is the same number at every stage. Stage s has made the version in time if
+    the depth of the first stage covers the minibatches in flight at s, because then
 
         (d_1 + lag_1 - 1) r_1 ≥ (d_s + lag_s - 1) r_s
     """
@@ -264,12 +264,12 @@ def version_of_input(pipeline: Sequence[StageShape], stage: int, minibatch: int)
 
 
 def version_buffered(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
-    """2BW: the updates of all groups before the minibatch's own, except the last of them."""
+    """2BW: the updates of all groups earlier than the minibatch's group, except the latest of them."""
     return max(0, minibatch // _accumulated(pipeline[stage]) - 1)
 
 
 def version_flushed(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
-    """Flush schedules: the updates of all groups before the minibatch's own, as in one process."""
+    """Flush schedules: the updates of all groups earlier than the minibatch's group, as in one process."""
     return minibatch // _accumulated(pipeline[stage])
 
 
@@ -332,7 +332,7 @@ def double_buffered(pipeline: Sequence[StageShape], stage: int, replica: int, mi
         yield Action(ActionKind.FORWARD, minibatch)
     for position, minibatch in enumerate(own):
         yield Action(ActionKind.BACKWARD, minibatch)
-        # This replica has computed all its minibatches of the groups before the next minibatch's own.
+        # This replica has computed all its minibatches of every group before the group of its next minibatch.
         yield from reduce(own[position + 1] // size if position + 1 < len(own) else groups)
         if position + shape.depth < len(own):
             following = own[position + shape.depth]
@@ -354,7 +354,7 @@ def flush_stream(
     """1F1B with a flush: each group fills the pipeline, alternates backward and forward, drains it, and updates.
 
     `fills`: GPipe (Huang et al., NeurIPS 2019): all forwards of a group, then all its backwards in the same order. The
-    depth must be that of a whole group, ⌈M / r⌉.
+    depth must cover a whole group: ⌈M / r⌉.
 
     `splits`: ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241): the gradients of the
     weights come later, at the latest before the flush. The W of a minibatch runs after the B of `deferred` later
@@ -396,8 +396,8 @@ def device_actions(
 ) -> Iterator[tuple[int, Action]]:
     """The actions of one replica of a device that runs several stages, in order, each with its stage.
 
-    The all-reduces of its stages start in one order, from the last stage to the first, also on a replica that has no
-    minibatch of the group. `trains`: False for the forward passes alone, in one group.
+    The all-reduces of the device's stages start in one order, from the last stage to the first, also on a replica that
+    has no minibatch of the group. `trains`: False for the forward passes alone, in one group.
     """
     assert schedule.virtual is not None
     stages = [stage for stage, shape in enumerate(pipeline) if shape.device == device]

@@ -1,8 +1,7 @@
-"""Replays a schedule without running it, and checks that every worker finishes and runs the minibatches that are its
-own.
+"""Replays a schedule without running it; checks that every worker finishes and runs exactly its own minibatches.
 
-Sends never block, receives do, and an update waits until every replica of its stage has started the group's
-all-reduce. These are the executor's own rules, so a schedule that replays here does not deadlock there. Torch-free.
+Sends never block, receives do, and an update waits until every replica of its stage has started the group's all-reduce.
+The executor has the same rules, so a schedule that passes here does not deadlock in the executor. Torch-free.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ class _Replica:
 def replay_schedule(schedule: Schedule, pipeline: Sequence[StageShape], minibatches: int) -> dict[ReplayedWorker, int]:
     """Run every stream to its end; returns for each worker the most minibatches that it had in flight.
 
-    Raises ReplayError on a deadlock, a minibatch that is not the replica's own, one that runs twice or never, a
-    backward without its forward, updates out of order, weights that do not exist yet, or more minibatches in flight
-    than the stage's depth; ValueError if the schedule does not allow the shapes.
+    Raises ReplayError on a deadlock, a minibatch that belongs to another replica, a minibatch that runs twice or never,
+    a backward without its forward, updates out of order, weights that do not exist yet, or more minibatches in flight
+    than the stage's depth. Raises ValueError if the schedule does not allow the shapes.
     """
     done: Counter[_Fact] = Counter()
     replicas = {

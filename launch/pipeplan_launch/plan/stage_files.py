@@ -1,7 +1,7 @@
 """Reads a plan from `stages/stage-*.json`, and checks it before anything starts. Torch-free.
 
-Every stage file repeats what all stages share, so that a file that was changed, lost or taken from another plan is
-noticed. Each problem is reported as a one-line `LaunchError`.
+Every stage file repeats the fields that all stages share. So a file that was changed, lost or taken from another plan
+is detected. Each problem is reported as a one-line `LaunchError`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Orders of the passes of a pipeline whose devices run several stages each ("virtual stages"). Torch-free.
 
-A *device* is a position in the pipeline that one worker fills, or one of several replicas. With p devices and v stages
-on each there are p·v stages. Two placements exist:
+A *device* is a position in the pipeline. Each of its replicas is one worker. With p devices and v stages on each device
+there are p·v stages. Two placements exist:
 
     looped      stage s is on device s mod p                      interleaved-1f1b, any v
     v-shaped    stages i and 2p − 1 − i are on device i           zb-v, v = 2
@@ -14,8 +14,8 @@ four minibatches:
     F0 F0 F2 F2 F0 B2 F0 B2 F2 B0 F2 B0 B2 B2 B0 B0       (minibatches 0 1 0 1 2 0 3 1 2 0 3 1 2 3 2 3)
 
 `zero_bubble_v_passes` has the order of ZB-V (Qi et al., Pipeline Parallelism with Controllable Memory, arXiv
-2405.15362): a minibatch goes down through the first stages of all devices and comes back up through the second ones,
-and gradients of weights fill the gaps.
+2405.15362): a minibatch goes down through the first stages of all devices and comes back up through the second stages.
+Gradients of weights fill the gaps.
 
 Both orders need whole rounds. For any other number of minibatches the order is made for the next larger number with
 whole rounds, and the passes of minibatches that do not exist are left out. Leaving out whole minibatches cannot cause a
@@ -44,21 +44,21 @@ def v_shaped_device(stage: int, devices: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VirtualStages:
-    """How a schedule places several stages on each device, and in which order a device runs them."""
+    """A schedule's placement of several stages on each device, and the order in which a device runs them."""
 
     device_of: Callable[[int, int], int]
     """(stage, number of devices) -> the device that runs it."""
     passes: Callable[[int, int, int, int], Iterator[StagePass]]
     """(device, number of devices, stages of each device, minibatches) -> the passes of the device."""
     most: int | None = None
-    """The only number of stages that a device may have; None where any number is possible."""
+    """The only number of stages that a device may have; None if any number is possible."""
 
     def stages_of(self, device: int, devices: int, stages: int) -> list[int]:
         """The stages of a device, in increasing order."""
         return [stage for stage in range(stages) if self.device_of(stage, devices) == device]
 
     def refusal(self, stages: int, devices: int) -> str | None:
-        """Why this number of stages cannot be placed on this number of devices; None if it can."""
+        """The reason why this number of stages cannot be placed on this number of devices; None if it can."""
         if stages % devices:
             return f"{stages} stages cannot be divided equally among {devices} devices"
         if self.most is not None and stages != self.most * devices:
@@ -90,7 +90,7 @@ def interleaved_passes(device: int, devices: int, chunks: int, minibatches: int)
 
 
 def zero_bubble_v_passes(device: int, devices: int, chunks: int, minibatches: int) -> Iterator[StagePass]:
-    """ZB-V: stage `device` is the first and its mirror image the second stage of the device."""
+    """ZB-V: the first stage of a device is stage `device`, and its second stage is stage 2p − 1 − `device`."""
     assert chunks == 2
     rounded = max(2 * devices - 1, minibatches)
     return (one for one in _whole_v(device, devices, rounded) if one[2] < minibatches)
@@ -129,7 +129,7 @@ def _whole_v(device: int, devices: int, minibatches: int) -> Iterator[StagePass]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The most minibatches that a device holds of each of its stages, for one group of minibatches."""
+    """Largest numbers of minibatches that a device holds for each of its stages, in one group of minibatches."""
 
     awaiting: tuple[int, ...]
     """Between forward and backward, by stage of the device."""
@@ -138,9 +138,7 @@ class Held:
 
 
 def most_held(passes: Iterable[StagePass], chunks: int, *, splits: bool) -> Held:
-    """The most that a device holds while it runs these passes. `splits`: whether a minibatch ends with W instead of
-    B.
-    """
+    """The `Held` of a device that runs these passes. `splits`: whether a minibatch ends with W instead of B."""
     awaiting, deferred = [0] * chunks, [0] * chunks
     most_awaiting, most_deferred = [0] * chunks, [0] * chunks
     for kind, chunk, _ in passes:

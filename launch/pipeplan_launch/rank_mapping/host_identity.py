@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 SERVER_VARIABLE = "PIPEPLAN_SERVER"
-"""Environment variable: a name for a process's server, which replaces the detected server. It decides whether
-containers count as one server."""
+"""Environment variable: name of a process's server, in place of the detected server. Containers with the same name
+count as one server."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Location:
     network: str
     """Id of the network namespace, the same for processes of one machine that see the same network."""
     launcher: str = ""
-    """Number of the launcher that started the process, among the launchers of the run; empty without a launcher."""
+    """Number, within the run, of the launcher that started the process; empty without a launcher."""
     devices: int = 0
     """Number of CUDA devices that the process sees."""
     visible: str = ""

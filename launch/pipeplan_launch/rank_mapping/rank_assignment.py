@@ -1,12 +1,12 @@
 """The assignment of processes to workers, servers and devices. Torch-free.
 
 Every process derives the same assignment from the sizes of the plan's servers and the locations of all processes. In
-the natural order process p is worker p. It stays if it divides the plan's servers no more than this rule:
+the natural order process p is worker p. This order is kept unless the following rule divides the plan's servers less:
 
-1. The plan's servers, the largest first, each take a real server with room for all their workers: the one with the
-   least room, then the one with most of their workers in the natural order.
-2. The servers that fit nowhere share the remaining processes, sorted by machine, container and launcher. Containers of
-   a machine count as different servers, but they are next to each other.
+1. The plan's servers, the largest first, each take a real server with room for all their workers: the server with the
+   least room, or among equals the server with most of their workers in the natural order.
+2. The plan's servers that fit nowhere share the remaining processes, sorted by machine, container and launcher.
+   Containers of a machine count as different servers, but they are next to each other.
 
 On a server, workers are in the order of their processes.
 """
@@ -27,14 +27,14 @@ Path = tuple[Hashable, ...]
 MOST_NAMED = 4
 """Largest number of servers that a line names."""
 SERVER_DEPTH = 2
-"""Number of leading entries of a path that identify the server. One fewer identifies the machine."""
+"""Number of leading entries of a path that identify the server. One entry fewer identifies the machine."""
 
 
 @dataclass(frozen=True)
 class RankAssignment:
     """The rank assignment, the same in all processes.
 
-    Servers are real machines or containers, unless they are called the plan's.
+    A server is a real machine or container, unless the text says "the plan's server".
     """
 
     sizes: tuple[int, ...]
@@ -88,9 +88,9 @@ class RankAssignment:
         return names[server] if len(same) == 1 else f"{names[server]} ({same.index(server) + 1})"
 
     def hosts_text(self, rank: int, peers: Sequence[int] = ()) -> str:
-        """The servers of a worker and of its peers, as the end of a line that reports a fault between them.
+        """Text that names the servers of a worker and its peers, for the end of an error message.
 
-        Empty if all workers are on one server. Without `peers`, it names the other servers.
+        Empty if all workers are on one server. Without `peers`, the text names the other servers.
         """
         if self.is_one_server:
             return ""
@@ -174,8 +174,8 @@ def _visible_devices(location: Location) -> object:
 def assign_workers(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ...]:
     """The worker that each process is.
 
-    `sizes`: number of workers on each of the plan's servers. `paths`: location of each process; there must be as many
-    processes as workers.
+    `sizes`: number of workers on each of the plan's servers. `paths`: location of each process. The number of processes
+    must equal the number of workers.
     """
     assert sum(sizes) == len(paths)
     natural = tuple(range(len(paths)))
@@ -185,8 +185,8 @@ def assign_workers(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ..
 
 
 def piece_counts(sizes: Sequence[int], paths: Sequence[Path], workers: Sequence[int]) -> tuple[int, ...]:
-    """The number of pairs of a planned and a real server with workers in common, to be minimised; then the same with
-    machines, and with launchers.
+    """Counts to be minimised, in this order: pairs of a planned and a real server with workers in common, then the same
+    pairs with machines, then with launchers.
     """
     planned = server_of_workers(sizes)
     depths = (SERVER_DEPTH, SERVER_DEPTH - 1, SERVER_DEPTH + 1)

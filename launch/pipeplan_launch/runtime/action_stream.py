@@ -1,6 +1,6 @@
-"""The order in which a worker goes through the actions of a segment, on the engines of all its stages.
+"""Runs a worker's actions of a segment in order, on the engines of all its stages.
 
-A segment may end early (`Engine.limit`): the rest is then the stream of a segment that ends there. With NCCL a worker
+If a segment ends early (`Engine.limit`), the worker goes on with the stream of a segment that ends there. With NCCL it
 also starts its transfers and all-reduces in an order that all workers have in common (`plan.communication_order`).
 """
 
@@ -86,7 +86,7 @@ def _schedule_stream(engines: Sequence[Engine]) -> Iterator[StageAction]:
 
 
 def segment_end_before(engine: Engine, action: Action) -> int | None:
-    """The index at which the segment ends, if this action would go beyond it; otherwise None.
+    """The index at which the segment ends, if this action would go beyond the end; otherwise None.
 
     A replica joins the all-reduce of a group even if it has no minibatch in it, so the group's first minibatch counts.
     """
@@ -105,7 +105,7 @@ def _run_several(engines: Sequence[Engine]) -> None:
     for (stage, action), following in _with_next(worker_actions(engines)):
         check_interrupt()
         engine = by_stage[stage]
-        if action.kind is ActionKind.UPDATE:  # made at all stages at once, as clipping needs the gradients of all
+        if action.kind is ActionKind.UPDATE:  # all stages update together, because clipping needs all gradients
             if engine is engines[-1]:
                 update_stages([one for one in engines if isinstance(one, TrainingEngine)], action.index)
                 engine.on_progress()
@@ -148,7 +148,7 @@ def _actions_in_one_order(engine: Engine, transport: OrderedTransport) -> Iterat
         if not takes_part(node, place):
             continue
         if not ended:
-            end = None  # a collective comes after action R of its group, which has asked
+            end = None  # stays None for a collective: action R of its group came earlier and has checked the end
             if isinstance(node, Computation):
                 end = segment_end_before(engine, node.action)
             elif isinstance(node, Transfer):

@@ -18,7 +18,7 @@ from pipeplan_launch.tracing.subgraph import Program
 #
 # The idea is from Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016. Both passes are equal bit by bit:
 #
-#     weights         kept until backward anyway (weight stashing)
+#     weights         weight stashing keeps them until backward anyway
 #     random numbers  the generators are set back to their earlier state, and afterwards to their present state
 #     autocast        set as in the first pass
 #     buffers         the first pass writes them; the second uses a copy made before the first
@@ -26,11 +26,10 @@ from pipeplan_launch.tracing.subgraph import Program
 
 def gradient_receive_posted(minibatch: int, latest: int, replicas: int, depth: int) -> bool:
     """Whether a replica that has sent the activations of minibatch `latest` has posted a receive for the gradient of
-    `minibatch`, which belongs to it too.
+    its own minibatch `minibatch`.
 
-    A replica that recomputes posts the first receive with its first forward, and each further one when it takes the
-    previous gradient, so that at most one receive takes memory. Its n-th forward comes after its backward number n -
-    depth.
+    A replica that recomputes posts the first receive with its first forward. It posts each further receive when it
+    takes the previous gradient, so at most one receive takes memory. Forward n comes after backward n - depth.
     """
     return minibatch // replicas <= max(latest // replicas - depth, -1) + 1
 
@@ -38,8 +37,8 @@ def gradient_receive_posted(minibatch: int, latest: int, replicas: int, depth: i
 def saving_no_tensors() -> AbstractContextManager[object]:
     """Context in which autograd saves no tensor for backward.
 
-    Gradients stay enabled, unlike with `no_grad`: some operators choose their kernel by it, and both passes must give
-    the same result.
+    Unlike with `no_grad`, gradients stay enabled. Some operators choose their kernel by this setting, and both passes
+    must give the same result.
     """
     return torch.autograd.graph.saved_tensors_hooks(lambda _tensor: None, _fail_unpacking)
 
@@ -53,7 +52,7 @@ def _fail_unpacking(_: None) -> Tensor:
 
 @dataclass(frozen=True)
 class ForwardConditions:
-    """State that a forward pass depends on besides its weights and inputs."""
+    """State that a forward pass depends on, other than its weights and inputs."""
 
     random: RandomState
     autocast: tuple[torch.autocast, ...]
@@ -99,19 +98,18 @@ def _autocast(kind: str) -> torch.autocast:
     )
 
 
-# A backward pass in two parts: first the gradients of a stage's inputs, later those of its weights.
+# A backward pass in two parts: first the gradients of a stage's inputs, later the gradients of its weights.
 #
 # A node of the autograd graph is *inner* if a stage input can be reached from it. The first part executes the inner
-# nodes. Where a weight is attached to an inner node, it keeps the gradients that enter the node. The second part starts
-# at these nodes again, and computes only the gradients of the weights.
+# nodes. If a weight is attached to an inner node, the gradients that enter the node are kept. The second part starts at
+# these nodes again, and computes only the gradients of the weights.
 #
 #     loss ── linear ── relu ── linear ── input          inner nodes: linear, relu, linear
 #               │                 │
 #             weight            weight                   entered again: both nodes of linear
 #
-# Two kinds of weights get their gradients in the first part: a weight that is attached to several inner nodes, because
-# it is used twice, and a weight that is attached to a node written in Python, whose author may not expect to be called
-# twice.
+# Two kinds of weights get their gradients in the first part: weights that are used several times, so that several inner
+# nodes have them, and weights attached to a node written in Python, because its code may not allow a second call.
 #
 # torch has the same split for its own pipelines, in a private module (`torch.distributed.pipelining._backward`).
 

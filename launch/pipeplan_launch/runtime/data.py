@@ -129,7 +129,7 @@ class Batches:
 
     def load(self, minibatch: int, *, inputs: bool = True, target: bool = True) -> Batch:
         """Load a minibatch. If `inputs` or `target` is false, that part may be missing."""
-        # Any but the next in order is read here, such as one that is read a second time.
+        # A minibatch that is not the next in order is read here, for example if it is read a second time.
         if self._prefetched is None or self._expected[-1:] != [minibatch]:
             return self._read(minibatch, inputs, target)
         self._expected.pop()
@@ -150,7 +150,7 @@ class Batches:
 
 
 def order_of_samples(data: Data, seed: int, epoch: int) -> list[int]:
-    """The user's own order of an epoch's samples. Random numbers that it draws follow from (seed, epoch)."""
+    """The user's own order of an epoch's samples. The random numbers for it are seeded by (seed, epoch)."""
     assert data.order is not None
     random_state, train = RandomState.now(torch.device("cpu")), data.train
     seed_everything(mix_seed("order", seed, epoch))
@@ -194,7 +194,7 @@ def minibatch_sizes(
 
 
 class _Minibatches(Dataset[Batch | str]):
-    """The minibatches as a data set, which reads each on access."""
+    """The minibatches as a data set that reads a minibatch on access."""
 
     def __init__(self, read: Callable[[int], Batch]) -> None:
         self._read = read
@@ -208,9 +208,7 @@ class _Minibatches(Dataset[Batch | str]):
 
 
 def _start_process(_number: int) -> None:
-    """Set up a prefetch process: the worker handles stop signals while it still reads, and the process dies with the
-    worker.
-    """
+    """Set up a prefetch process. It ignores stop signals, which the worker handles, and dies with the worker."""
     for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -220,8 +218,8 @@ def _start_process(_number: int) -> None:
 # Checks that the job's data is the same at each reading.
 #
 # Stages and replicas read their samples separately: the first stage reads inputs, and the last stage reads targets.
-# Data that depends on more than the index of a sample and the seeded generators would pair inputs with wrong targets,
-# or train replicas on other samples than the run has, without an error.
+# Data may depend only on the index of a sample and the seeded generators. Otherwise inputs would be paired with wrong
+# targets, or replicas would train on different samples than the run has, without an error.
 
 REMEDY = (
     "it may depend on its index and on the global random generators of Python, NumPy and torch, which are seeded for "
@@ -257,7 +255,7 @@ def data_fingerprint(name: str, dataset: Any, seed: int, reader: int = 0) -> dic
 def minibatch_fingerprint(name: str, dataset: Any, sizes: MinibatchSizes, data: Data, seed: int) -> dict[str, str]:
     """Digest of the first minibatch as workers read it, by description; nothing for plain tensors.
 
-    If other processes prefetch, one of them reads the minibatch too. Raises as `data_fingerprint` does.
+    If processes prefetch, one of them reads the minibatch too. Raises the same errors as `data_fingerprint`.
     """
     if data.collate is None and type(dataset) is TensorDataset:
         return {}

@@ -1,5 +1,4 @@
-"""The engine of one stage on one worker: dispatches each kind of action to its handler, and holds what all handlers
-need.
+"""The engine of one stage on one worker: dispatches actions to handlers, and holds the state that handlers share.
 
 An engine runs drained segments (an epoch or a part of one, or a pass over the test data): nothing is in flight before
 or after. Within a segment, schedules, replicas and weight versions count minibatches from 0, the *index*. Data,
@@ -42,8 +41,8 @@ ActionHandler = Callable[[int], None]
 """Runs an action, given its index."""
 SegmentLimit = Callable[[int], int | None]
 """Returns the index at which the segment ends, or None to go on. Called with the index of a minibatch before its
-forward, and with the index of a group's first minibatch before the group's all-reduce; the end is at most that index.
-All workers of a segment must get the same end."""
+forward, and with the index of a group's first minibatch before the group's all-reduce. A returned end is at most that
+index. All workers of a segment must get the same end."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class StageContext:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Minibatches of an update on each replica of this stage, where they are unequal."""
+        """Minibatches of an update on each replica of this stage, if they are unequal."""
         return self.plan.pipeline[self.stage].shares
 
     @property
@@ -123,9 +122,9 @@ class Segment:
     epoch: int
     batches: Batches
     first: int = 0
-    """Number of its first minibatch."""
+    """Number of the first minibatch."""
     end: int | None = None
-    """Number after its last minibatch; None means the end of the epoch."""
+    """Number after the last minibatch; None means the end of the epoch."""
 
     @property
     def count(self) -> int:
@@ -133,14 +132,12 @@ class Segment:
         return (self.batches.sizes.count if self.end is None else self.end) - self.first
 
     def number(self, index: int) -> int:
-        """The number in the epoch of the minibatch with this index in the segment."""
+        """Converts a minibatch's index in the segment to its number in the epoch."""
         return self.first + index
 
 
 class Engine:
-    """Common part of training and forward-only engines: dispatch, posted receives, reading samples and reporting
-    progress.
-    """
+    """Base of training and forward-only engines: dispatch, posted receives, reading samples, progress reports."""
 
     schedule: Schedule
 
@@ -178,7 +175,7 @@ class Engine:
         self._handlers = handlers
         self._segment: Segment | None = None
         self.count = 0
-        """Minibatches in the segment being run, fewer once `limit` has ended it."""
+        """Minibatches in the segment being run; fewer after `limit` has ended the segment."""
         self._receives_to_post: Sequence[int] = ()
         self._message_tensors: dict[tuple[str, int], MessageTensor] = {}
 
@@ -264,7 +261,7 @@ class Engine:
         place = self.place
         if not place.program.model_inputs and not place.is_last:
             return []
-        # Evaluation deals minibatches in turn, whatever the shares in training are.
+        # Evaluation assigns minibatches round robin, even if training has unequal shares.
         shares = place.shares if ActionKind.BACKWARD in self._handlers else ()
         own = own_minibatches(place.replica, place.replicas, self.count, shares)
         return [self.segment.number(index) for index in own]
@@ -278,9 +275,7 @@ class Engine:
 
     @contextmanager
     def passing(self, what: str, index: int) -> Iterator[None]:
-        """`calling` for a pass in which the replicas may exchange weights or gradients, so that a lost replica can end
-        it.
-        """
+        """`calling` for a pass in which replicas may exchange weights or gradients. A lost replica can end the pass."""
         place = self.place
         peers = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
         lost = f"stage {place.stage} (rank {place.rank}) lost ranks {peers} in a pass that they run together"

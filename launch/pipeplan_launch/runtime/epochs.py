@@ -241,7 +241,7 @@ class EpochLoop:
     def _after_minibatch(self, step: MinibatchRecord, progress: Progress) -> None:
         """React to a minibatch that this replica of the last stage has finished."""
         if self._options.stop_on_nan and step.loss is not None and not isfinite(step.loss):
-            self._stopping.request()  # all workers stop at the same minibatch, which is soon
+            self._stopping.request()  # all workers stop soon, at the same minibatch
         if self._reports:
             self._report_minibatch(step, progress)
 
@@ -296,7 +296,7 @@ class EpochLoop:
         ):
             if note is not None:
                 print_status(f"note: {note}")
-        # After so many minibatches every stage has made a whole number of updates.
+        # In `group` minibatches every stage makes a whole number of updates.
         group = lcm(*(place.plan.schedule.group_size(shape) for shape in place.plan.shapes))
         every = self._options.checkpoint_minibatches
         if every is not None and every % group:
@@ -331,7 +331,7 @@ def segment_end(first: int, count: int, every: int | None) -> int:
 
 
 def position_in(manifest: Manifest, sizes: MinibatchSizes) -> Position:
-    """The position of a checkpoint, in epochs of minibatches of these sizes. Raises `LaunchError` for other training
+    """The position of a checkpoint, counted in minibatches of these sizes. Raises `LaunchError` for other training
     data.
 
     The order of the samples does not depend on the minibatch size, so the number of samples determines the position.

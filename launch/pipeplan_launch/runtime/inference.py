@@ -23,7 +23,7 @@ from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_folder import FORWARD, WAIT
 
 MAX_QUEUED_SENDS = 2
-"""Activations that a replica may have on the way to the next stage. A faster stage waits instead of queueing more."""
+"""Largest number of minibatches whose activations are on the way to the next stage. A faster stage waits."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Score:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right outputs, or None if the job has no metric that applies."""
+        """Share of correct outputs, or None if the job has no metric that applies."""
         return self.correct / self.judged if self.judged else None
 
     def text(self, *, has_loss: bool) -> str:

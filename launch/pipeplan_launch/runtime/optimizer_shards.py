@@ -4,12 +4,12 @@ Every replica still holds all weights and averages all gradients. Each parameter
 one for each replica. The job's own optimiser gets this replica's parts in place of the parameters, so it keeps state
 for these parts only. After its step the replicas gather the new weights of all parts.
 
-torch's `ZeroRedundancyOptimizer` deals out whole parameters, so that one large parameter stays on one replica, and
-gathers its state on one rank; it also makes the optimiser itself, in one group. Here groups, schedulers and hooks stay
-as the job made them.
+torch's `ZeroRedundancyOptimizer` assigns whole parameters, so one large parameter stays on one replica. It gathers the
+state on one rank, and makes the optimiser itself, in one group. Here groups, schedulers and hooks stay as the job made
+them.
 
-Only an optimiser that treats every element by itself may have its parameters cut. The optimisers of torch in
-`ELEMENTWISE` do.
+Parameters may be cut only if the optimiser's step treats every element by itself. torch's optimisers in `ELEMENTWISE`
+do so.
 
 Gradients are all-reduced, not reduce-scattered: Gloo computes a reduce-scatter by an all-reduce, and clipping,
 compression and late updates work on whole gradients. An update thus sends one and a half times the bytes of an
@@ -31,7 +31,7 @@ from pipeplan_launch.comm import buckets
 from pipeplan_launch.errors import LaunchError
 
 LARGE_BYTES = 1 << 20
-"""Parameters of at least this size are gathered in place, one by one; smaller ones together, through a buffer."""
+"""Parameters of at least this size are gathered in place, one by one. Smaller parameters share a buffer."""
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     *(optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax),
     *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.ASGD, optim.Rprop),
@@ -40,11 +40,11 @@ ELEMENTWISE: tuple[type[Optimizer], ...] = (
 
 
 class DividedState(Protocol):
-    """Access to the tensors of a checkpoint of which each replica holds only a part."""
+    """Access to divided tensors of a checkpoint: each replica holds only a part of such a tensor."""
 
     def divided_state(self, optimizer: Optimizer) -> dict[int, str]:
-        """Parameter names by the `id` of each tensor of the optimiser's state that is a part, unless its type shows
-        that.
+        """Maps the `id` of each part in the optimiser's state to its parameter's name. Leaves out parts that are known
+        by their type.
         """
 
     def is_divided(self, tensor: Tensor, divided: Mapping[int, str]) -> bool:
@@ -64,14 +64,14 @@ class DividedState(Protocol):
         """Write this replica's part of a whole tensor of the model."""
 
     def loader(self, load: TensorLoader) -> TensorLoader:
-        """A loader of saved tensors that keeps only this replica's part of each."""
+        """A loader of saved tensors that keeps only this replica's part of each tensor."""
 
 
 class OptimizerShards:
-    """This replica's parts of a stage's parameters, in the place of the parameters in the stage's optimiser."""
+    """This replica's parts of a stage's parameters. The stage's optimiser has the parts in place of the parameters."""
 
     def __init__(self, trained: Mapping[str, nn.Parameter], optimizer: Optimizer, group: dist.ProcessGroup) -> None:
-        """`trained`: the parameters by name; `optimizer`: as the job made it, which gets the parts; `group`: the
+        """`trained`: the parameters by name. `optimizer`: the job's optimiser, which gets the parts. `group`: the
         stage's replicas. Raises `LaunchError` for an optimiser whose parameters must stay whole.
         """
         check_elementwise(optimizer)
@@ -111,7 +111,7 @@ class OptimizerShards:
     def gather(self, names: Collection[str]) -> None:
         """Write the new weights of all parts of these parameters into the parameters of every replica.
 
-        All replicas call this with the same names in the same order. Afterwards the gradients of the parts are gone.
+        All replicas call this with the same names in the same order. The gradients of the parts are dropped.
         """
         divided = [name for name in names if name in self._divided]
         large = [name for name in divided if self._is_gathered_in_place(self._trained[name])]
@@ -143,10 +143,10 @@ class OptimizerShards:
     def whole_tensors(
         self, tensors: Mapping[str, Tensor], divided: Mapping[int, str], turn: int = 0
     ) -> dict[str, Tensor]:
-        """Divided tensors for a checkpoint, by their names there, put together again.
+        """Put divided tensors together for a checkpoint. Returns whole tensors by their names in the checkpoint.
 
-        `divided` has parameter names by the `id` of each tensor. Each whole tensor goes to one replica, so that no
-        replica ever holds all of them; replica number `turn` gets the first. All replicas call this together.
+        `divided` has parameter names by the `id` of each tensor. Each whole tensor goes to one replica, so no replica
+        ever holds all tensors. Replica number `turn` gets the first tensor. All replicas call this together.
         """
         kept = {}
         for number, name in enumerate(sorted(tensors)):
@@ -160,7 +160,7 @@ class OptimizerShards:
         part.copy_(whole)
 
     def divided_state(self, optimizer: Optimizer) -> dict[int, str]:
-        """Parameter names by the `id` of each tensor of the optimiser's state that is as large as its part."""
+        """Maps the `id` of each state tensor that has the shape of its part to the parameter's name."""
         name_of = {id(self.parameters[name]): name for name in self._divided}
         return {
             id(value): name_of[id(part)]
@@ -171,9 +171,7 @@ class OptimizerShards:
         }
 
     def loader(self, load: TensorLoader) -> TensorLoader:
-        """A loader of saved tensors that keeps only this replica's part of each, and holds one whole tensor at a
-        time.
-        """
+        """A loader of saved tensors. It keeps only this replica's parts, and holds one whole tensor at a time."""
 
         def load_parts(names: Iterable[str]) -> dict[str, Tensor]:
             return {name: self._part_of_saved(name, load([name])[name]) for name in names}
@@ -181,7 +179,7 @@ class OptimizerShards:
         return load_parts
 
     def _part_of_saved(self, name: str, tensor: Tensor) -> Tensor:
-        """A saved tensor is `optim.state.PARAMETER.KEY` or `correction.PARAMETER.AGE`, or belongs to no parameter."""
+        """This replica's part of `optim.state.PARAMETER.KEY` or `correction.PARAMETER.AGE`; others stay whole."""
         for prefix in ("optim.state.", "correction."):
             parameter = name.removeprefix(prefix).rpartition(".")[0]
             if name.startswith(prefix) and parameter in self._divided and _is_like(tensor, self._trained[parameter]):
@@ -189,7 +187,7 @@ class OptimizerShards:
         return tensor
 
     def _own_part(self, whole: Tensor) -> Tensor:
-        """This replica's elements in the order of the dimensions: a view, if the memory has that order."""
+        """This replica's elements in row-major order. The result is a view if the memory has that order."""
         length = self._length(whole)
         return whole.reshape(-1)[self._index * length : (self._index + 1) * length]
 
@@ -201,7 +199,7 @@ class OptimizerShards:
         return self._trained[name].dtype, self._trained[name].device
 
     def _is_gathered_in_place(self, parameter: nn.Parameter) -> bool:
-        """Whether a parameter is large, in one piece, and in as many parts as there are replicas."""
+        """Whether a parameter is large and contiguous, and has a part for every replica."""
         parts = -(-parameter.numel() // max(1, self._length(parameter)))
         return parameter.nbytes >= LARGE_BYTES and parameter.is_contiguous() and parts == self._count
 
@@ -256,7 +254,7 @@ def _runs(
     most_bytes: int,
     kind_of: Callable[[str], object] = lambda _name: None,
 ) -> Iterator[list[str]]:
-    """The names in lists: of one kind, and of at most so many bytes or with a single name."""
+    """Split names into lists. The names of a list have one kind and at most `most_bytes`; a larger one is alone."""
     run: list[str] = []
     for name in names:
         if run and (kind_of(name) != kind_of(run[0]) or sum(map(bytes_of, run)) + bytes_of(name) > most_bytes):

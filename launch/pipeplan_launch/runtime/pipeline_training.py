@@ -52,8 +52,8 @@ class PipelineTraining(TrainingEngine):
         flush: dist.ProcessGroup | None = None,
         staleness: StalenessOptions = AS_PLANNED,
     ) -> None:
-        """`group`: the replicas of this stage, None if there is only one. `averaging`: how they average gradients.
-        `flush`: all workers of all stages, if the schedule flushes. `staleness`: what is done about old gradients.
+        """`group`: the replicas of this stage, None if there is only one. `averaging`: options for averaging gradients.
+        `flush`: all workers of all stages, if the schedule flushes. `staleness`: options for old gradients.
         """
         passes = {
             ActionKind.FORWARD: self._forward,
@@ -78,10 +78,10 @@ class PipelineTraining(TrainingEngine):
         self._bucket_bytes = place.plan.emulated[place.stage].bucket_bytes if place.plan.emulated else None
         self._reducer = GradientReducer(own, group, exchange, self._streams, bucket_bytes=self._bucket_bytes)
         self._shared: dict[tuple[int, ...], GradientReducer] = {}
-        """The reducer for each set of stages that share parameters with this one."""
+        """The reducer for each set of stages that share parameters with this stage."""
         self._in_flight: dict[int, InFlightMinibatch] = {}
         self._split: dict[int, SplitBackward] = {}
-        """For each minibatch whose gradients of the weights are still to come: the rest of its backward pass."""
+        """The rest of the backward pass, for each minibatch whose weight gradients are not computed yet."""
         self._deferred: set[int] = set()
         """Minibatches whose gradients are collected by action W."""
         self._posts_late = place.recomputes and self.schedule.virtual is None
@@ -100,7 +100,7 @@ class PipelineTraining(TrainingEngine):
         self.sharing_stages = sorted(groups)
         for stages in sorted({*self.place.program.shared.values()}):
             names = sorted(name for name in self.trained if self.place.program.shared.get(name) == stages)
-            if names:  # in an order that does not depend on the stage, as the buckets must be the same in all
+            if names:  # sorted, because the buckets must be the same in all stages of the set
                 parameters = {name: self.trained[name] for name in names}
                 self._shared[stages] = GradientReducer(
                     parameters,
@@ -138,7 +138,7 @@ class PipelineTraining(TrainingEngine):
         with super().running(segment):
             yield
         program = self.place.program
-        state = {**program.buffers_by_name(), **program.changing_state()}  # such as momentum encoders
+        state = {**program.buffers_by_name(), **program.changing_state()}  # the latter: e.g. a momentum encoder
         self.agree_on_buffers(list(state.values()))
 
     # A step: receive, forward, send; receive gradients, backward, send them; reduce; update (`update_stages`).
@@ -304,10 +304,10 @@ class PipelineTraining(TrainingEngine):
                 return self._compute(index, minibatch, buffers)
 
     def _post_gradient_receive(self, index: int) -> None:
-        """Post the receive of a minibatch's gradients before its activations leave, so that gradients never wait for
-        it.
+        """Post the receive of a minibatch's gradients before its activations leave. So gradients never wait for the
+        receive.
 
-        A stage that recomputes posts it later (`gradient_receive_posted`).
+        A stage that recomputes posts the receive later (`gradient_receive_posted`).
         """
         layout = self.gradient_layout(index)
         source = self.place.peer(self.place.stage + 1, index)
@@ -328,7 +328,7 @@ class PipelineTraining(TrainingEngine):
         self._split[index] = split
 
     def _collect_gradients(self, index: int) -> None:
-        """Take the gradients of a minibatch's weights from the leaves, and add them to those of its group."""
+        """Take a minibatch's weight gradients from the leaves, and add them to the gradients of its group."""
         made, share = self._versions.release(index), self._share(index)
         self._weights.pop(index, None)
         for reducer in (self._reducer, *self._shared.values()):
@@ -356,8 +356,8 @@ class PipelineTraining(TrainingEngine):
         self.transport.send(Direction.GRADIENTS, self.segment.number(index), destination, gradients)
 
     def _settle_gradients(self, newest: int) -> None:
-        """Wait until the gradients up to minibatch `newest` have left. Waits only if their receive is posted, so not
-        for long.
+        """Wait until the gradients up to minibatch `newest` have left. Skips gradients whose receive is not posted yet,
+        because that wait could be long.
         """
         previous = self.place.plan.pipeline[self.place.stage - 1]
         replicas = len(previous.workers)

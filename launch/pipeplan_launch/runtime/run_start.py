@@ -35,7 +35,7 @@ class RunStart:
     checkpoint: Path | None = None
     """The checkpoint from which to continue; None for a new run."""
     finished: int | None = None
-    """Number of epochs of the run to resume, if there is nothing left to do; else None."""
+    """Number of finished epochs of the run to resume, if nothing is left to do; else None."""
 
     @property
     def continues_other_run(self) -> bool:
@@ -126,8 +126,8 @@ def _restored(stage: WorkerStage | None, folder: Path) -> tuple[Manifest | None,
 
 
 def _start_before(start: RunStart, options: RunOptions) -> RunStart | None:
-    """The start from the last undamaged checkpoint before the start's own; None if there is none, or if the user asked
-    for exactly this checkpoint.
+    """The start from the last undamaged checkpoint before `start.checkpoint`; None if there is none, or if the user
+    asked for exactly this checkpoint.
     """
     assert start.checkpoint is not None
     if options.resume_from is not None and options.resume_from.resolve() == start.checkpoint.resolve():

@@ -41,12 +41,12 @@ from pipeplan_launch.tracing.subgraph import Program
 BATCH_BYTES = 2**25
 """Bytes of a divided optimiser's state that each replica puts together before it writes them."""
 _Part = tuple[tuple[str, ...], dict[str, SavedTensor], dict[str, int]]
-"""A worker's part of a checkpoint: the optimisers of its stages as JSON, if it is their first replica, the files of its
-tensors, and the checksums of its frozen weights that are not saved."""
+"""A worker's part of a checkpoint: (the optimisers of its stages as JSON, from the first replica only; the files of its
+tensors; the checksums of its frozen weights that are not saved)."""
 
 
 def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Position, history: History) -> Path:
-    """Write a checkpoint together with all active workers; the replicas of a stage share its work. Returns its
+    """Write a checkpoint together with all active workers; the replicas of a stage share the work. Returns the
     folder.
 
     Raises `LaunchError`, and leaves no half-written checkpoint.
@@ -146,9 +146,7 @@ def _write_divided(states: Sequence[_StageState], folder: Path, member: int) -> 
 
 
 def _commit(stage: WorkerStage, run: Path, position: Position, history: History, parts: Sequence[_Part]) -> None:
-    """In the leading worker, once all workers have written their parts: write the manifest and move the folder to its
-    place.
-    """
+    """Write the manifest and move the folder to its place. The leading worker calls this once all parts are written."""
     place, sizes, folder = stage.place, stage.train_sizes, run / checkpoint.PARTIAL_CHECKPOINT
     assert sizes is not None
     tensors = {name: tensor for _, written, _ in parts for name, tensor in sorted(written.items())}
@@ -187,9 +185,9 @@ def add_evaluation(folder: Path, history: History) -> None:
 
 
 def restore_stages(stage: WorkerStage, folder: Path) -> Manifest:
-    """Load the part of a checkpoint that belongs to all stages of a worker. Any plan may have written it.
+    """Load all stages of a worker from a checkpoint. Any plan may have written the checkpoint.
 
-    Raises `LaunchError` if it does not fit.
+    Raises `LaunchError` if the checkpoint does not fit.
     """
     manifest = read_manifest(folder)
     checkpoint.check_same_model(manifest, stage.place.plan.model_ref, stage.graph_hash)

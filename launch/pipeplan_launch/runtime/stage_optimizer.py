@@ -48,7 +48,7 @@ class StageOptimizer:
         """None if the stage trains nothing."""
         self.rates: LearningRates | None = None
         self.shards: OptimizerShards | None = None
-        """None where the optimiser is not divided among replicas."""
+        """None if the optimiser is not divided among replicas."""
         if self.trained:
             info = _stage_info(place, self.trained)
             with user_code_errors("the job's optimizer"):
@@ -71,7 +71,7 @@ class StageOptimizer:
 
     @property
     def updated(self) -> Mapping[str, nn.Parameter]:
-        """The tensors that the optimiser changes, by parameter name: this replica's parts where it is divided."""
+        """The tensors that the optimiser changes, by parameter name: this replica's parts if it is divided."""
         return self.trained if self.shards is None else self.shards.parameters
 
     def clip(self, averaged: Mapping[str, Tensor]) -> None:
@@ -83,12 +83,12 @@ class StageOptimizer:
             self._clipping.clip([own_part(one) for one in averaged.values()], [own_part(one) for one in counted])
 
     def step(self, averaged: Mapping[str, Tensor], *, fresh: bool = False) -> None:
-        """Make the next version of the weights from gradients by parameter name, which are `fresh` if none is stale."""
+        """Make the next version of the weights from averaged gradients by name. `fresh`: whether none is stale."""
         # Stages that train nothing count updates too: minibatches ask for their weights by the number of updates.
         self.versions.update([self.trained[name] for name in averaged], lambda: self._step(averaged, fresh=fresh))
 
     def _step(self, averaged: Mapping[str, Tensor], *, fresh: bool) -> None:
-        """Run the optimiser on parameters that have been moved to other memory where that is necessary."""
+        """Run the optimiser. Parameters whose old values are still needed have already moved to other memory."""
         shards = self.shards
         if self.optimizer is None:
             return
@@ -110,7 +110,7 @@ class StageOptimizer:
             shards.gather(averaged)
 
     def _values_before(self, name: str) -> Tensor | None:
-        """During a step: the values before it of the tensor that the optimiser changes, if they are kept."""
+        """The values, before the present step, of the tensor that the optimiser changes; None if they are not kept."""
         values = self.versions.values_before(self.trained[name])
         return values if values is None or self.shards is None else self.shards.own_part(name, values.detach())
 
@@ -130,7 +130,7 @@ def _stage_info(place: StageContext, trained: Mapping[str, nn.Parameter]) -> Sta
 
 
 def _trainable(parameters: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:
-    """The trainable parameters by name, a tied one under its first name only."""
+    """The trainable parameters by name; a tied parameter only under its first name."""
     seen: set[int] = set()
     result: dict[str, nn.Parameter] = {}
     for name, parameter in parameters.items():
@@ -144,10 +144,9 @@ class LearningRates:
     """Steps the job's scheduler, if it has one.
 
     Stages make different numbers of updates in an epoch, so a scheduler cannot step once per update. It steps per
-    epoch, or per minibatch of the pipeline: after each update it steps as many times as the update covers
-    minibatches, so that all stages have the same rate for the same minibatch. The scheduler's state follows from how
-    far training has come, and for `ReduceLROnPlateau` also from the test losses. A checkpoint holds both for any
-    plan, so it needs no scheduler state.
+    epoch, or per minibatch of the pipeline. After an update over k minibatches it steps k times, so all stages have the
+    same rate for the same minibatch. The scheduler's state follows from the position in training, and for
+    `ReduceLROnPlateau` also from the test losses. A checkpoint of any plan holds both, so it needs no scheduler state.
     """
 
     keys: frozenset[str]
@@ -214,15 +213,14 @@ class LearningRates:
 class GradientClipping:
     """Scales the gradients of each update down to a largest norm, as `torch.nn.utils.clip_grad_norm_` does.
 
-    If the schedule flushes, all stages update at the same point, and the norm is that of the whole model. Otherwise
-    each stage updates at its own time, and waiting for the others would drain the pipeline, so each stage uses its
-    own norm.
+    If the schedule flushes, all stages update at the same point, and the norm covers the whole model. Otherwise each
+    stage updates at its own time and uses its own norm, because waiting for the other stages would drain the pipeline.
     """
 
     def __init__(
         self, limit: float, group: dist.ProcessGroup | None, *, contributes: bool = True, warns: bool, where: str
     ) -> None:
-        """`limit`: the largest norm. `group`: all workers of all stages, if the norm is that of the whole model.
+        """`limit`: the largest norm. `group`: all workers of all stages, if the norm covers the whole model.
         `contributes`: whether this worker's gradients count in the norm; one replica of each stage counts. `warns`:
         whether this worker prints warnings. `where`: the place that a warning names, such as `of stage 1 `.
         """
@@ -249,8 +247,8 @@ class GradientClipping:
 
 
 def make_clipping(place: StageContext, flush: dist.ProcessGroup | None) -> GradientClipping | None:
-    """The clipping that a worker's job asks for, or None. `flush`: all workers, if the norm is summed over them: the
-    schedule flushes and there are several stages, or each worker holds parts of the gradients.
+    """The clipping that a worker's job asks for, or None. `flush`: all workers, if the norm is summed over them. That
+    is so if a schedule of several stages flushes, or if each worker holds parts of the gradients.
     """
     limit, schedule, stages = place.job.clip_norm, place.plan.schedule, len(place.plan.pipeline)
     if limit is None:
@@ -268,7 +266,7 @@ def make_clipping(place: StageContext, flush: dist.ProcessGroup | None) -> Gradi
 
 
 def correction_note(place: StageContext, staleness: StalenessOptions, optimizer: Optimizer | None) -> str | None:
-    """A note for the user if the run corrects updates and the plan says otherwise, or the other way round."""
+    """A note for the user if the run corrects updates and the plan does not, or the reverse; otherwise None."""
     if staleness.correction_of(place.plan) == place.plan.correction:
         if place.plan.correction == "ef" and is_harmed(optimizer) and not staleness.force:
             return "the plan's correction of old gradients is left out, as it harms SGD without momentum"

@@ -61,7 +61,7 @@ class RunOptions:
     weights: Path | None = None
     """A checkpoint or run folder, of any plan for the same model, whose weights training starts from."""
     self_check: bool = True
-    """Whether two training steps of the model alone are compared with those of the plan's stages before training."""
+    """Whether to compare two training steps of the model alone with the plan's stages before training."""
     log_every: int = 20
     threads: int | None = None
     checkpoint_every: int = 1
@@ -80,11 +80,11 @@ class RunOptions:
     probe_s: float = 2.0
     """Time for measuring links between servers before training, in seconds; 0 for no measurement."""
     averaging: GradientAveraging = EXACT_AVERAGING
-    """How the replicas of a stage average their gradients."""
+    """Averaging of gradients among the replicas of a stage."""
     staleness: StalenessOptions = AS_PLANNED
-    """The options about gradients that are some updates old."""
+    """Options for gradients that are some updates old."""
     transport: str = AUTO
-    """How messages travel between stages: `auto`, or one of `run_options.MODES`."""
+    """Transport of messages between stages: `auto`, or one of `run_options.MODES`."""
     compile_backend: str | None = None
     """The backend of torch.compile that compiles the stages; None for none."""
 
@@ -114,7 +114,7 @@ class WorkerStage:
     frozen: Mapping[str, int]
     """Checksums of the frozen weights as the job builds them, by name in a checkpoint."""
     earlier: tuple[WorkerStage, ...] = ()
-    """The worker's other stages, which come before this one; () if it runs one."""
+    """The worker's other stages, which come before this stage; () if it runs only one."""
 
     @property
     def every(self) -> tuple[WorkerStage, ...]:
@@ -141,7 +141,7 @@ class Engines:
         is_first = dist.get_rank() == plan.active[0]  # the other workers wait for its check
         job, programs, graph_hash, dynamic = load_stages(plan, stages, seed, device, check if is_first else None)
         for program in programs:
-            if options.compile_backend is not None and isinstance(program, StageProgram):  # emulated ones sleep
+            if options.compile_backend is not None and isinstance(program, StageProgram):  # not an emulated stage
                 program.compile_with(options.compile_backend)
         return job, programs, graph_hash, dynamic
 
@@ -154,7 +154,7 @@ class Engines:
     def forward(
         self, place: StageContext, transport: AnyTransport, recorder: Recorder, _training: TrainingEngine | None
     ) -> ForwardEngine:
-        """The engine that evaluates a stage, after the one that trains it, if it is trained."""
+        """The engine that evaluates a stage. `_training`: the engine that trains the stage, if it is trained."""
         return ForwardEngine(place, transport, recorder)
 
 
@@ -162,8 +162,8 @@ class Engines:
 def one_garbage_collection() -> Iterator[None]:
     """Context that collects garbage once at its end, and exempts all objects that exist then from later collections.
 
-    Imports make hundreds of thousands of permanent objects. Python would scan all of them several times meanwhile, for
-    half a second in all, and would pause training for a fifth of a second now and then.
+    Imports make hundreds of thousands of permanent objects. Without this context, Python scans them several times
+    during the imports (half a second in total), and later pauses training for a fifth of a second now and then.
     """
     gc.disable()
     try:
@@ -182,7 +182,7 @@ def load_stages(
     """(job without its model, the stages' programs, graph hash, whether they run at any batch size).
 
     An emulated stage is built from its file. Otherwise every worker builds the whole model from the same seed, and
-    keeps only the parameters of its own stages. `check` is called before these move to `device`.
+    keeps only the parameters of its own stages. `check` is called before the parameters move to `device`.
     """
     if plan.emulated:
         job, emulated = load_emulated_stages({stage: plan.emulated[stage] for stage in stages})
@@ -224,7 +224,7 @@ def _check_written_parameters(plan: LaunchPlan, names: Sequence[str]) -> None:
 
 
 def _check_shared(plan: LaunchPlan, program: Program) -> None:
-    """Raise `LaunchError` where stages share parameters under a schedule that does not sum their gradients."""
+    """Raise `LaunchError` if stages share parameters under a schedule that does not sum their gradients."""
     virtual = plan.schedule.virtual is not None
     if plan.mode != "training" or (plan.schedule.flushes and not virtual):
         return
@@ -259,7 +259,7 @@ def with_data(job: Job, minibatch: int) -> Job:
 def build_stage(
     options: RunOptions, plan: LaunchPlan, groups: Groups, seed: int, run: Path, engines: Engines
 ) -> WorkerStage:
-    """Build the stage of an active worker, with its engines and data; its last one if it runs several.
+    """Build the stage of an active worker, with its engines and data; the last stage if it runs several.
 
     Raises `LaunchError`.
     """

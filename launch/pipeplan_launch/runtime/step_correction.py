@@ -25,10 +25,10 @@ from pipeplan_launch.errors import LaunchError
 
 
 class StepCorrection:
-    """Corrects the steps of one stage, and keeps the last τ of them."""
+    """Corrects the steps of one stage, and keeps the last τ steps."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], delay: int) -> None:
-        """`parameters`: those that the stage trains, by name; `delay`: τ, at least 1."""
+        """`parameters`: the stage's trained parameters, by name. `delay`: τ, at least 1."""
         self._parameters, self.delay = parameters, delay
         self.steps: dict[str, list[Tensor]] = {name: [] for name in parameters}
         """The last steps of each parameter, the oldest first: at most τ."""
@@ -54,7 +54,7 @@ class StepCorrection:
             return
         change = parameter - old
         oldest = steps.pop(0)
-        torch.sub(change, oldest, out=oldest)  # its memory is free from now on
+        torch.sub(change, oldest, out=oldest)  # the memory of the oldest step may be reused
         steps.append(change)
         parameter.add_(oldest)
 
@@ -67,8 +67,8 @@ class StepCorrection:
         return {name: len(steps) for name, steps in kept.items()}, tensors
 
     def restore(self, counts: Mapping[str, Any], load: TensorLoader, where: str) -> None:
-        """Restore the newest τ steps from a checkpoint, which may come from stages with other delays. If it has fewer
-        steps, the first updates are not corrected.
+        """Restore the newest τ steps from a checkpoint, which may come from stages with other delays. If the checkpoint
+        has fewer steps, the first updates are not corrected.
         """
         for name in self._parameters:
             count = counts.get(name, 0)
@@ -82,12 +82,12 @@ class StepCorrection:
 
 
 def _tensor_name(name: str, age: int) -> str:
-    """`age`: 0 for the newest step."""
+    """Name of a step in a checkpoint. `age`: 0 for the newest step."""
     return f"correction.{name}.{age}"
 
 
 def is_harmed(optimizer: Optimizer | None) -> bool:
-    """Whether a correction lowers the largest stable rate of an optimiser: SGD without momentum."""
+    """Whether the correction lowers the optimiser's largest stable learning rate. True for SGD without momentum."""
     return isinstance(optimizer, SGD) and not any(group["momentum"] for group in optimizer.param_groups)
 
 
@@ -100,7 +100,7 @@ def make_correction(
     asked: bool,
     force: bool,
 ) -> StepCorrection | None:
-    """The correction `kind` of a stage, or None where there is nothing to correct. Raises `LaunchError`.
+    """The correction `kind` of a stage, or None if there is nothing to correct. Raises `LaunchError`.
 
     An optimiser that the correction harms is corrected only with `force`. Without it, a correction that the user
     `asked` for is an error, and a correction that only the plan names is left out.

@@ -28,7 +28,7 @@ from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_folder import ALL_REDUCE, UPDATE, WAIT
 
 MOST_CHECKED_BYTES = 1 << 26
-"""Largest model output, in bytes, with which a run checks the loss: more copies might not fit. `profile` checks any."""
+"""Largest model output in bytes for which a run checks the loss; more copies might not fit. `profile` always checks."""
 
 
 class TrainingEngine(Engine):
@@ -38,7 +38,7 @@ class TrainingEngine(Engine):
     """
 
     begun_s = 0.0
-    """Time at which the all-reduce of the latest group began, by `time.perf_counter`; 0 where that is not known."""
+    """Time at which the all-reduce of the latest group began, by `time.perf_counter`; 0 if unknown."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class TrainingEngine(Engine):
         hooks: Mapping[str, Mapping[int, GradientHook]] | None = None,
     ) -> None:
         """`passes`: the handlers of all actions but U. `group`: the replicas of this stage, None if there is only one.
-        `hooks`: the user's hooks on gradients, by parameter name; by default those of the parameters.
+        `hooks`: the user's hooks on gradients, by parameter name; by default the parameters' own hooks.
 
         Raises `LaunchError` for a job without a loss.
         """
@@ -70,13 +70,13 @@ class TrainingEngine(Engine):
         self._group = group
         self._group_size = self.schedule.group_size(self.shapes[place.stage])
         self._fresh = False
-        """Whether no gradient of the present segment is old, although the plan's schedule has old ones."""
+        """Whether no gradient of the present segment is old, although the plan's schedule has old gradients."""
         self._updates_before = 0
         """Updates made before the segment."""
         self._timeline_offset = 0
         """Offset from a number of updates to the timeline's group number."""
         self._checks_loss = place.is_last and place.replica == 0 and place.is_traced
-        """Whether the first call of the loss checks that it has no state that training would not see."""
+        """Whether the next call of the loss also checks that the loss has no state that training would miss."""
         self._weights: dict[int, float] = {}
         """The weights of minibatches whose gradients are not collected yet, by the job's `loss_weight`."""
 
@@ -177,7 +177,7 @@ class TrainingEngine(Engine):
         return self._timeline_offset + self._updates_before + group, self.segment.number(group * self._group_size)
 
     def _update_group(self, group: int) -> UpdateGroup:
-        """The group as the reducer takes it. It is the same in all replicas, even if some do not know yet that the
+        """The group in the reducer's form. All replicas get the same value, even if some do not know yet that the
         segment ends early.
         """
         size, count, sizes = self._group_size, self.segment.count, self.segment.batches.sizes
@@ -186,14 +186,12 @@ class TrainingEngine(Engine):
         return UpdateGroup(total, earlier + group, ends_segment=group == group_count(size, count) - 1)
 
     def _share(self, index: int) -> float:
-        """Weight of a minibatch in the mean of its group. A stage knows it once the minibatch's gradients have
-        arrived.
-        """
+        """Weight of a minibatch in the mean of its group. Known after the minibatch's gradients have arrived."""
         share = self._sample_share(index)
         return share if self._group_size == 1 else self._weights.get(index, share)
 
     def _sample_share(self, index: int) -> float:
-        """Samples of a minibatch, in whole minibatches: 1, or less for a short last one."""
+        """Samples of a minibatch as a share of a whole minibatch: 1, or less for a short last minibatch."""
         sizes = self.segment.batches.sizes
         return sizes.real_samples(self.segment.number(index)) / sizes.minibatch
 

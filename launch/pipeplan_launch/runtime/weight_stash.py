@@ -2,13 +2,12 @@
 
 The optimiser owns the parameters. A version is a set of leaves, one for each parameter, made by `.data`: a leaf
 shares the parameter's memory but not its version counter, so that autograd does not mistake an update for a
-corruption of the leaf's values. That is only right if no update writes into memory that a minibatch in flight still
-reads. So before an update, every parameter about to change moves to other memory, with a copy of its values, if (and
-only if) such a minibatch exists. Autograd cannot check this, because fused optimisers bypass its counters; the tests
-do.
+corruption of the leaf's values. This is correct only if no update writes into memory that a minibatch in flight still
+reads. So if such a minibatch exists, every parameter that an update will change first moves to other memory, with a
+copy of its values. Autograd cannot check this, because fused optimisers bypass its counters; the tests check it.
 
-The schedule decides which version a minibatch uses: the newest, or one that all stages have in common. So a version
-is kept while a minibatch in flight uses it, and before that while a coming minibatch will use it.
+The schedule decides which version a minibatch uses: the newest version, or a version that all stages have in common.
+So a version is kept while a minibatch in flight uses it or a coming minibatch will use it.
 
 Memory of released versions is reused, so a steady pipeline allocates nothing.
 """
@@ -42,7 +41,7 @@ class InFlightMinibatch:
     conditions: ForwardConditions | None = None
     """The conditions of the forward pass, if the stage recomputes."""
     is_read_again: bool = False
-    """Whether the forward pass wrote to data that was read for it. Such data is not kept but read again."""
+    """Whether the forward pass wrote to data that was read for it. If so, the data is read again instead of kept."""
 
     @property
     def write_counts(self) -> list[int]:
@@ -84,14 +83,14 @@ class WeightVersions:
 
     @property
     def live(self) -> int:
-        """Number of versions kept now: the current one, and older ones in use or to be used."""
+        """Number of versions kept now: the current version, and older versions in use or to be used."""
         return len(self._kept) + (self._current not in self._kept)
 
     def acquire(self, minibatch: int, number: int | None = None, following: int | None = None) -> Mapping[str, Tensor]:
         """The weights after `number` updates, by default the newest, for this minibatch's forward.
 
-        They stay unchanged until `release`. `following` is the version that the next minibatch will ask for: at least
-        this one, and maybe one that does not exist yet. None means the newest version at that time.
+        The weights stay unchanged until `release`. `following`: the version that the next minibatch will ask for, not
+        older than this version. It may not exist yet. None means the newest version at that time.
         """
         version = self._find(self._current.number if number is None else number)
         if version not in self._kept:
@@ -134,7 +133,7 @@ class WeightVersions:
         self._current = _Version(self._current.number + 1, leaves)
 
     def values_before(self, parameter: nn.Parameter) -> Tensor | None:
-        """During `update`: the parameter's values before it, if it got other memory.
+        """During `update`: the parameter's values before the update, if the parameter got other memory; else None.
 
         Versions that are kept read that memory, so nobody may write to it.
         """
@@ -152,9 +151,7 @@ class WeightVersions:
         return self._next is not None and self._next <= version.number
 
     def _new_leaves(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A leaf for each parameter: the one in `kept`, otherwise a new one that shares the parameter's present
-        memory.
-        """
+        """A leaf for each parameter: its leaf in `kept`, else a new leaf that shares the parameter's present memory."""
         by_parameter: dict[int, Tensor] = {}
         leaves: dict[str, Tensor] = {}
         for name, parameter in self._names.items():
@@ -170,7 +167,7 @@ class WeightVersions:
         return any(version.leaves[name].data_ptr() == parameter.data_ptr() for version in self._kept)
 
     def _memory_for(self, parameter: nn.Parameter) -> Tensor:
-        """Other memory for a parameter, with any content. Its present memory goes to the newest kept version."""
+        """Other memory for a parameter, with any content. The present memory goes to the newest kept version."""
         spare = self._spare.get(id(parameter))
         self._kept[-1].displaced.append((id(parameter), parameter.data))
         return spare.pop() if spare else torch.empty_like(parameter.data)

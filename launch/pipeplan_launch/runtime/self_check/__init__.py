@@ -1,4 +1,4 @@
-"""The self-check: the user's own module and the traced, split program train on the same samples, and are compared.
+"""The self-check: trains the user's own module and the traced, split program on the same samples, and compares them.
 
-`check.py` runs it, when a model is profiled and when a run starts. It leaves the job as it found it.
+The check runs when a model is profiled and when a run starts (`self_check.py`). The job stays unchanged.
 """

@@ -1,8 +1,8 @@
-"""Compare plain training and the pipeline over two steps, and evaluation before and after them.
+"""Compares plain training and the pipeline: two training steps, and evaluation before and after these steps.
 
-Both start every step from the same state, the state of plain training, and both optimisers get the gradients of plain
-training. So rounding does not grow from step to step. Otherwise Adam, whose first step divides a gradient by its own
-size, would turn a rounding error into a whole step.
+Both sides start every step from the state of plain training, and both optimisers get the gradients of plain training.
+So rounding does not grow from step to step. Otherwise Adam, whose first step divides a gradient by its own size, would
+turn a rounding error into a whole step.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from pipeplan_launch.runtime.self_check.training_state import TrainedModules, Tr
 from pipeplan_launch.tracing.trace import TracedModel
 
 LONGEST_PASS_S = 60.0
-"""A model whose passes take longer is not checked, as the check would take minutes."""
+"""A model whose passes take longer is not checked, because the check would take minutes."""
 
 
 class DifferenceFound(LaunchError):
-    """The pipeline does not train as the model alone does."""
+    """Training in the pipeline differs from training the model alone."""
 
     def __init__(self, difference: Difference) -> None:
         super().__init__(difference.text())
@@ -49,7 +49,7 @@ class DifferenceFound(LaunchError):
 
 
 class NotDeterministic(LaunchError):
-    """The model alone does not train the same twice."""
+    """The model alone gives different results in two equal training passes."""
 
 
 class TooSlow(LaunchError):
@@ -57,7 +57,7 @@ class TooSlow(LaunchError):
 
 
 class Check:
-    """The comparison of one job with one pipeline of it."""
+    """The comparison of a job's plain training with one pipeline of its model."""
 
     def __init__(
         self, job: Job, traced: TracedModel, layers: Sequence[Sequence[str]], samples: Sequence[Sample], seed: int
@@ -140,7 +140,7 @@ class Check:
     ) -> Difference | None:
         """The first result, by name, in which plain training and the pipeline differ.
 
-        A parameter or buffer that one of them lacks has not changed there, and a gradient is zero.
+        A parameter or buffer that one side lacks did not change on that side. A missing gradient is zero.
         """
         either = {**piped, **plain}
         for name in dict.fromkeys((*plain, *piped)):
@@ -152,10 +152,10 @@ class Check:
         return None
 
     def _attribute_difference(self, state: TrainingState, plain: Attributes, when: str) -> Difference | None:
-        """The first attribute that the model reads and the pipeline does not change as plain training does.
+        """The first attribute that the model reads and that changes differently in the pipeline and in plain training.
 
-        An attribute that was None until plain training filled it is a cache. One that nothing reads makes only a
-        remark.
+        An attribute that was None until plain training filled it is a cache, and is ignored. An attribute that nothing
+        reads makes only a remark.
         """
         piped, before = self._modules.attributes().values, state.attributes.values
         for name in dict.fromkeys((*plain.values, *piped)):
@@ -170,7 +170,7 @@ class Check:
         return None
 
     def _files(self) -> list[ModuleType]:
-        """The files that define the classes of the model, without those of torch."""
+        """The files that define the classes of the model, except torch's files."""
         names = {kind.__module__ for module in self._modules.modules.values() for kind in type(module).__mro__}
         return [sys.modules[name] for name in sorted(names) if name.partition(".")[0] not in ("torch", "builtins")]
 
@@ -238,7 +238,7 @@ class Check:
     def _results(
         self, state: TrainingState, sample: Sample, parameters: Mapping[str, Tensor] | None = None
     ) -> dict[str, Tensor]:
-        """Everything that the model alone gives for a minibatch in this state, by name."""
+        """All results of the model alone for a minibatch in this state, by name."""
         state.restore()
         state.adopt(parameters or {})
         trained = self._eager.train(sample)
@@ -256,7 +256,7 @@ class Check:
         raise DifferenceFound(difference)
 
     def _repeated_results(self, state: TrainingState, sample: Sample) -> dict[str, Tensor]:
-        """The results of the model alone for a minibatch. Raises `NotDeterministic` if two runs of it differ."""
+        """The results of the model alone for a minibatch. Raises `NotDeterministic` if two runs differ."""
         first, second = self._results(state, sample), self._results(state, sample)
         for name, value in first.items():
             if name not in second or not same_bits(value, second[name]):
@@ -269,7 +269,7 @@ class Check:
 
 
 def _results_of(trained: Trained) -> dict[str, Tensor]:
-    """The loss and the gradients by name, from the last: a fault makes the gradients of all layers before it wrong."""
+    """The loss, and the gradients from the last layer on: a fault makes the gradients of all earlier layers wrong."""
     gradients = reversed(trained.gradients.items())
     return {"loss": trained.loss, **{f"{GRADIENT}{name}": dense(gradient) for name, gradient in gradients}}
 

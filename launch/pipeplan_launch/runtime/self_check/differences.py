@@ -21,8 +21,8 @@ from pipeplan_launch.runtime.self_check.training_state import MODEL, TrainedModu
 # Whether two results are the same except for rounding.
 #
 # Most models give the same bits in stages as in one piece. Some operators differ in the last bits: sums run in another
-# order, and attention picks its kernel by the layout of its operands. Three rules decide, each if the previous one does
-# not:
+# order, and attention picks its kernel by the layout of its operands. Three rules decide. Each rule applies if the
+# previous rules do not decide:
 #
 # 1. Equal bits are equal.
 # 2. A difference below `RELATIVE` of the largest element is rounding. If a tensor is changed, its change is compared
@@ -37,7 +37,7 @@ RELATIVE_LOW = 2e-2
 """The same for 16-bit types, and under autocast."""
 MARGIN = 30.0
 LAST_BITS = 8.0
-"""Units in the last place of a tensor's largest element, below which its change is not compared."""
+"""Changes below this number of units in the last place of a tensor's largest element are not compared."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Tolerance:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The tensor itself, or the dense form of a sparse one."""
+    """The tensor itself, or the dense form of a sparse tensor."""
     return tensor.to_dense() if tensor.layout is not torch.strided else tensor
 
 
@@ -123,7 +123,7 @@ def last_bit_changed(parameter: Tensor, low: bool) -> Tensor:
 
 
 GRADIENT, OUTPUT = "gradient ", "output "
-"""Beginnings of the names of results."""
+"""Prefixes of result names."""
 OPTION = "--no-self-check"
 LEAVE_OUT = f"or leave the check out with {OPTION} if that does no harm"
 
@@ -133,9 +133,9 @@ class Difference:
     """One result in which the pipeline differs from plain training."""
 
     what: str
-    """The result with its module, its class and the place in the user's file, as text for people."""
+    """Text that names the result, its module, its class and the place in the user's file."""
     how: str
-    """The two values, or what happened to the write."""
+    """Text with the two values, or with what happened to a write."""
     when: str
     remedy: str
     path: str | None = None
@@ -152,9 +152,9 @@ class Difference:
 def result_difference(
     name: str, modules: TrainedModules, plain: Tensor | None, piped: Tensor | None, when: str
 ) -> Difference:
-    """Reports that a result is different in plain training and in the pipeline, or is there in one of them alone.
+    """The report of a result that differs between plain training and the pipeline, or exists in only one of them.
 
-    `name`: `loss`, `gradient` or `output` with what it belongs to, or a parameter or buffer that a pass has written.
+    `name`: `loss`, a name with the prefix `GRADIENT` or `OUTPUT`, or a parameter or buffer that a pass has written.
     """
     how = "" if plain is None or piped is None else f"differs by {largest_difference(plain, piped):.3g}"
     if name == "loss":
@@ -180,9 +180,7 @@ def result_difference(
 
 
 def attribute_difference(attribute: Attribute, modules: TrainedModules, when: str, *, lost: bool = True) -> Difference:
-    """Reports that an attribute does not change as in plain training: its change is lost, or there is one in the
-    pipeline alone.
-    """
+    """The report of an attribute whose change is lost in the pipeline, or (not `lost`) changes in the pipeline only."""
     how = (
         "changes from minibatch to minibatch, and keeps its value in the pipeline"
         if lost
@@ -197,7 +195,7 @@ def attribute_difference(attribute: Attribute, modules: TrainedModules, when: st
 
 
 def attribute_text(attribute: Attribute, modules: TrainedModules) -> str:
-    """An attribute with its owner, for people."""
+    """Text that names an attribute and its owner."""
     owner = attribute.owner
     if isinstance(owner, ModuleType):
         place = f"the file {owner.__name__}"
@@ -210,8 +208,8 @@ def attribute_text(attribute: Attribute, modules: TrainedModules) -> str:
 
 
 def module_text(path: str, modules: TrainedModules, name: str = "") -> str:
-    """A module for people, with its class and the first line of its forward() that mentions its attribute `name`, or
-    else the line where forward() begins: `module 'norm' (Norm, job.py:12)`.
+    """Text that names a module and its class, such as `module 'norm' (Norm, job.py:12)`. The line is the first line of
+    forward() that mentions the attribute `name`, else the line where forward() begins.
     """
     root, _, inner = path.partition(".")
     kind = type(modules.modules[path])
@@ -226,8 +224,8 @@ def module_text(path: str, modules: TrainedModules, name: str = "") -> str:
 def is_read(name: str, files: Iterable[ModuleType]) -> bool:
     """Whether some code in these files reads an attribute or variable.
 
-    `self.calls += 1` alone does not count as reading, and neither does a method of that name. True for a file without
-    source.
+    `self.calls += 1` alone does not count as reading, and neither does a call of a method of that name. True for a file
+    without source.
     """
     for file in files:
         try:
@@ -241,7 +239,7 @@ def is_read(name: str, files: Iterable[ModuleType]) -> bool:
 
 
 def _reads(node: ast.AST, name: str) -> bool:
-    """Whether a node loads the attribute or variable of that name, also for a call of one of its methods."""
+    """Whether a node loads the attribute or variable of that name, also to call one of its methods."""
     return _is_name(node, name) and isinstance(getattr(node, "ctx", None), ast.Load)
 
 

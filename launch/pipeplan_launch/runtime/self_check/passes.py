@@ -1,4 +1,4 @@
-"""One training pass, or one evaluation, by the user's own module and by the stages of a pipeline, in one process."""
+"""Runs one training pass or evaluation in one process, by the user's own module or by the stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Sample:
-    """A minibatch with its number, from which its random numbers are seeded."""
+    """A minibatch and its number, which seeds its random numbers."""
 
     number: int
     batch: Batch
     size: int
 
     def fresh(self) -> tuple[list[Tensor], Any]:
-        """Copies of (the inputs, the target), as a pass may write into them."""
+        """Copies of (the inputs, the target), because a pass may write into them."""
         target = tree_map_only(Tensor, lambda tensor: tensor.clone(), self.batch.target)
         return [tensor.clone() for tensor in self.batch.inputs], target
 
@@ -51,7 +51,7 @@ class Trained:
 
     loss: Tensor
     gradients: dict[str, Tensor]
-    """The gradients that exist, by the first name of each trained parameter, with `model.` or `loss.` before it."""
+    """The gradients that exist, by the parameter's first name with the prefix `model.` or `loss.`."""
 
 
 class EagerModel:
@@ -81,14 +81,14 @@ class EagerModel:
 
     @contextmanager
     def _running(self, sample: Sample, *, train: bool) -> Iterator[None]:
-        """Context for a pass in one of the modes, with the random numbers of the sample."""
+        """Context for a pass in training or evaluation mode, with the random numbers of the sample."""
         random_numbers = SameRandomNumbers(self._seed, sample.number)
         with module_mode(self._model, train), python_state_in_buffers(self._model), random_numbers:
             yield
 
 
 class PipelineModel:
-    """The stages of a pipeline, one after the other, with the leaves and the calls that the engine uses."""
+    """The stages of a pipeline, run one after the other, with the leaves and calls that the engine uses."""
 
     def __init__(
         self,
@@ -173,13 +173,13 @@ class PipelineModel:
 
 
 def _received(tensor: Tensor, requires_grad: bool) -> Tensor:
-    """A tensor as the next stage receives it: in memory of its own, contiguous, and a leaf."""
+    """A copy of a tensor as the next stage receives it: contiguous, and a leaf."""
     copy = tensor.detach().clone(memory_format=torch.contiguous_format)
     return copy.requires_grad_(requires_grad and torch.is_grad_enabled())
 
 
 def _backward(received: Sequence[Sequence[Tensor]], sent: Sequence[Sequence[Tensor]]) -> None:
-    """Send gradients back from the last stage, whose backward pass has run."""
+    """Run the backward passes of all stages before the last stage, whose backward pass has run."""
     for outputs, arrived in reversed(list(zip(sent, received[1:], strict=True))):
         pairs = [
             (output, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
@@ -191,7 +191,7 @@ def _backward(received: Sequence[Sequence[Tensor]], sent: Sequence[Sequence[Tens
 
 
 def loss_of(job: Job, output: Any, target: Any, called: Callable[[Any, Any], Any] | None = None) -> Tensor:
-    """The job's loss; where the job has none, or no targets, the mean square of the model's output.
+    """The job's loss. If the job has no loss or no targets: the mean square of the model's output.
 
     `called` computes the job's loss; by default the job's own function does.
     """
@@ -213,7 +213,7 @@ def take_gradients(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def copied_leaves(output: Any) -> list[Any]:
-    """The members of an output, tensors copied."""
+    """The members of an output, with tensors copied."""
     return [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(output)]
 
 

@@ -1,4 +1,4 @@
-"""The same random numbers for the whole model and for its stages, in whatever order their operators run."""
+"""Gives the whole model and its stages the same random numbers, in whatever order the operators run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeplan_launch.job.pass_conditions import mix_seed, seed_everything
 
 CALLS_ALIKE = 1000
-"""Calls of one operator with one shape that draw the same numbers. Later calls draw other numbers, so that code that
-draws until a number is accepted comes to an end."""
+"""Number of calls of one operator with one shape that draw the same numbers. Later calls draw other numbers, so that a
+loop that draws until a number is accepted ends."""
 
 
 class SameRandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Seeds torch's generator before every operator that draws from it, by the operator and the shape of its operands.
 
-    Stages may run operators in another order than the model. Their dropout would then differ, although both are
-    correct.
+    Stages may run operators in another order than the model. Without this class, dropout would then differ, although
+    both are correct.
     """
 
     def __init__(self, seed: int, minibatch: int) -> None:

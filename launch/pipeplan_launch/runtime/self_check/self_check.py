@@ -1,4 +1,4 @@
-"""Self-check of a job: choose the samples, see that memory suffices, and compare."""
+"""Self-check of a job: chooses the samples, checks that memory suffices, and compares."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeplan_launch.tracing.trace import TracedModel
 # A pipeline of some stages for a traced model that has no plan yet.
 
 STAGES = 3
-"""Three stages have a middle one, which receives and sends, and may pass on tensors that it does not read."""
+"""Number of stages. The middle stage receives and sends, and may pass on tensors that it does not read."""
 
 
 def even_stages(traced: TracedModel, stages: int = STAGES) -> list[list[str]]:
@@ -42,9 +42,9 @@ def even_stages(traced: TracedModel, stages: int = STAGES) -> list[list[str]]:
 
 STEPS = 2
 SAMPLES = 4
-"""Samples in a minibatch of the check, where the model takes any number."""
+"""Samples in a minibatch of the check, if the model takes any batch size."""
 COPIES = 7
-"""Copies of the weights that the check holds beside the model: two states, gradients, and two optimisers' states."""
+"""Copies of the weights that the check adds to the model: two states, gradients, and two optimisers' states."""
 SHARE_OF_FREE = 0.5
 """Share of the free memory that these copies may take."""
 _GIB = 1 << 30
@@ -55,7 +55,7 @@ class SelfCheck:
     """The outcome of a self-check that found no difference."""
 
     skipped: str = ""
-    """Why nothing was compared; empty if it was."""
+    """Reason why nothing was compared; empty after a comparison."""
     remarks: tuple[str, ...] = ()
     """Remarks for the user on results that do not count as differences."""
 
@@ -69,7 +69,7 @@ def self_check(
     layers: Sequence[Sequence[str]] | None = None,
     trains: bool = True,
 ) -> SelfCheck:
-    """Train and evaluate the job's module alone and cut into stages, and compare everything.
+    """Train and evaluate the job's module alone and cut into stages, and compare all results.
 
     `layers`: the layers of each stage; by default some stages of about equal size. `free`: free memory in bytes, None
     if unknown. With `trains` false only evaluation is compared. The model must be on the CPU, and is left as it was.
@@ -128,7 +128,7 @@ def _batch(job: Job, number: int, size: int, seed: int) -> Batch:
 # The self-check of a run, at its first worker: the whole model against the plan's own stages.
 
 LARGE_BYTES = 100 << 20
-"""Bytes of weights from which the check takes seconds, so that a line says what the workers wait for."""
+"""From this number of bytes of weights on, the check takes seconds, so a line says what the workers wait for."""
 
 
 def check_at_start(plan: LaunchPlan, job: Job, traced: TracedModel, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Everything in a job that a pass may change: parameters, buffers, and what Python code keeps in attributes."""
+"""The state of a job that a pass may change: parameters, buffers, and attributes that Python code sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL, LOSS = "model", "loss"
 
 
 class TrainedModules:
-    """The modules of a job whose state is compared: the model, and those that the loss calls."""
+    """The modules of a job whose state is compared: the model, and the modules that the loss calls."""
 
     def __init__(self, traced: TracedModel, loss: object) -> None:
         self.loss = loss
@@ -104,7 +104,7 @@ class TrainingState:
         }
 
     def adopt(self, values: Mapping[str, Tensor]) -> None:
-        """Write these values into the parameters and buffers, which are the same objects as at first."""
+        """Write these values into the parameters and buffers that the modules held at first."""
         with torch.no_grad():
             for name, value in values.items():
                 put(self._modules.tensors[name], value)
