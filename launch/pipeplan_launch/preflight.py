@@ -208,9 +208,7 @@ def _check_interface(environment: Mapping[str, str]) -> None:
 
 
 def self_test_note(options: Namespace, plan: LaunchPlan, gpu_count: int) -> str | None:
-    """Run the self-test of messages between the GPUs, unless its result is known or not needed. Returns a note on
-    it.
-    """
+    """Run the self-test of messages between GPUs, unless its result is known or not needed. Returns a note."""
     averaging = averaging_options(options, plan)
     if options.no_selftest or gpu_count < 2 or not asks_self_test(options.transport, plan, averaging):
         return None

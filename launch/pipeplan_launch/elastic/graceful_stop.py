@@ -1,15 +1,15 @@
 """Graceful stop: after a request to any worker, all workers end a segment at the same minibatch.
 
 A minibatch of a segment may begin if its index is below the segment's *grant*, a number in the store that all workers
-share. A worker looks the grant up when the grant that it knows covers only half of `GRANT_S` more. If no other worker
-has raised the grant, it raises the grant to `GRANT_S` seconds of its own minibatches. So most minibatches cost only one
+share. A worker looks up the grant when the value that it knows lasts for only half of `GRANT_S`. If no other worker has
+raised the grant, this worker raises it by `GRANT_S` seconds of its own minibatches. So most minibatches cost only one
 comparison. A worker makes the grant final when it is asked to stop, or when a look-up shows that another worker was
-asked. No worker has begun a minibatch beyond the grant, so all of them end there. The first worker at the end of the
-segment closes the grant, unless it is final; the others find it closed or final.
+asked. No worker has begun a minibatch beyond the grant, so all workers end there. The first worker at the end of the
+segment closes the grant, unless the grant is final.
 
-Workers change the grant by the store's compare-and-set, and none waits for another. A look-up asks the store up to
-three times, over a network that is busy with the workers' messages. So it runs in another thread while training goes
-on. Only a worker that has reached the end of the grant that it knows waits for the look-up.
+Workers change the grant by the store's compare-and-set, and never wait for each other. A look-up needs up to three
+requests over a busy network, so it runs in another thread during training. A worker waits for its look-up only at the
+end of the grant that it knows.
 
     key             value
     stop            the launch's stop token (`elastic.handshake`), once a worker has been asked to stop
@@ -118,7 +118,7 @@ class GracefulStop:
         """Index from which the grant is looked up again."""
         self._looking: Future[None] | None = None
         self._newest, self._stride = 0, 1
-        """The largest index so far, and the largest step between two of them: the number of replicas."""
+        """The largest index so far, and the largest step between two indices: the number of replicas."""
         self._last_look_up = (0, 0.0)
         self._requested = False
         signals.handle_requests_with(self.request)
@@ -138,7 +138,7 @@ class GracefulStop:
     def limit(self, index: int) -> int | None:
         """None if the minibatch with this index may begin, else the index at which all workers end the segment.
 
-        It serves as `Engine.limit`.
+        Used as `Engine.limit`.
         """
         self._stride = max(self._stride, index - self._newest)
         self._newest = max(self._newest, index)

@@ -44,7 +44,7 @@ _device_number: list[int] = []
 
 
 class FailedElsewhere(Exception):
-    """Another worker has reported an error, so this one ends without a message."""
+    """Another worker has reported an error, so this worker ends without a message."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from pipeplan_launch.errors import LaunchError, print_status
 
 VARIABLE = "PIPEPLAN_ATTEMPTS"
 STATUS_PEER_LOST = 3
-"""Exit status of a worker that lost another worker, if all are to start again."""
+"""Exit status of a worker that lost another worker, if all workers are to restart."""
 STATUS_INTERRUPTED = 130
 FINAL_STATUSES = (1, 2, STATUS_INTERRUPTED)
 """Exit statuses after which nothing is restarted, the most specific first."""
@@ -78,7 +78,7 @@ def remember_workers(workers: Sequence[int]) -> None:
 
 
 def worker_of(rank: int) -> int:
-    """The plan's worker that torchrun's process with this rank was in the last attempt."""
+    """The plan's worker that torchrun's process of this rank ran in the last attempt."""
     workers = (_read("workers") or "").split()
     return int(workers[rank]) if rank < len(workers) else rank
 

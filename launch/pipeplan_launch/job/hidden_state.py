@@ -27,7 +27,7 @@ LARGE_ELEMENTS = 1 << 22
 def check_loss(
     loss: Callable[[Any, Any], Any], state: LossState | None, output: Any, target: Any, names: Mapping[int, str]
 ) -> None:
-    """Raise `LaunchError` if a loss depends on a trained tensor or changes a state that is not in its own `state`.
+    """Raise `LaunchError` if a loss depends on trained tensors, or changes state, outside of its own `state`.
 
     The loss is called on copies of an output of the model and a target. `names`: the name of each of the model's
     parameters that is known here, by its `id`.
@@ -98,7 +98,7 @@ def _call_alike(call: Callable[[], object]) -> None:
 
 
 def _snapshot(function: object, known: Collection[int]) -> dict[str, Kept]:
-    """The present values of everything that a function can reach, by path; of a container only its length."""
+    """The present values of everything that a function can reach, by path; for a container only its length."""
     found: dict[str, Kept] = {}
     for path, value in reachable_values(function):
         if isinstance(value, Tensor):
