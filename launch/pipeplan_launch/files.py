@@ -90,8 +90,8 @@ def _fill(file: IO[bytes], text: str) -> None:
 
 # JSON files that contain their own checksum, so that every changed bit is noticed.
 #
-# The checksum is the SHA-256 of the whole file with zeros in place of the checksum's digits. It finds damage. It needs
-# no secret, so anybody can write another valid file.
+# The checksum is the SHA-256 of the whole file with zeros in place of the checksum's digits. It finds damage, but not
+# forgery: anybody can write another valid file.
 
 FIELD = "checksum"
 _DIGITS = 64

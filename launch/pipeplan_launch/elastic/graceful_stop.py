@@ -161,7 +161,7 @@ class GracefulStop:
         return state == FINAL
 
     def reached(self, count: int) -> int:
-        """How many of a segment's `count` minibatches were run; the same in all workers. Valid after `end`."""
+        """Number of a segment's `count` minibatches that were run; the same in all workers. Valid after `end`."""
         return count if self._end is None else min(count, self._end)
 
     def _look_ahead(self, index: int) -> None:

@@ -7,7 +7,7 @@ nothing.
     workers     the plan's worker for each process, in the order of torchrun's ranks
     final-N     a final error was reported, or a stop was requested: all attempts end with status N
     begun       number of the restart after which training or inference last began
-    fault       number of the restart after which a worker last noticed a fault, and a description of it
+    fault       number of the restart after which a worker last noticed a fault, and a description of the fault
     stop        number of the signal by which the launcher was asked to stop
     stopped     the line that says where training stopped, after its checkpoint
 """

@@ -24,7 +24,7 @@ from pipeplan_launch.job.user_code import is_user_code, is_users_class
 
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 MOST_MEMBERS = 10_000
-"""Largest container that is copied: larger ones hold data, and copying them would take long."""
+"""Largest container that is copied. Larger containers hold data, and would take long to copy."""
 MOST_DEPTH = 8
 UNKNOWN = object()
 """The content of a value that is not copied."""

@@ -1,6 +1,6 @@
 """The loss of a job: its value, the weight of a minibatch in means, and its own parameters and buffers.
 
-The last stage trains and saves the tensors of the loss together with those of its layers. The loss may be a module, a
+The last stage trains and saves the loss's tensors together with its layers' tensors. The loss may be a module, a
 method of a module, or a function that closes over modules. The names of its tensors begin with `loss.`.
 """
 

@@ -202,7 +202,7 @@ def assignments_copied(model: nn.Module) -> Iterator[None]:
         changed = [place for place in _places(model) if before.get(place[0], place[3]) is not place[3]]
         for path, _, _, new in changed:
             _check_same_kind(path, before[path], new)
-        # A buffer may be assigned to another buffer. It must be read before a copy changes it.
+        # One buffer may be assigned to another: all new values are read before any copy changes a buffer.
         values = [new.detach().clone() if len(changed) > 1 else new.detach() for _, _, _, new in changed]
         for (path, buffers, name, _), value in zip(changed, values, strict=True):
             before[path].copy_(value)

@@ -46,7 +46,7 @@ class ExportedModel:
     batch: Batch
     """The inputs that the graph was traced with."""
     evaluation_problem: str | None
-    """Why the graph cannot represent the model in evaluation mode, or None."""
+    """Reason why the graph cannot represent the model in evaluation mode, or None."""
     differing: tuple[str, ...]
     """Paths of the modules that do other work in evaluation mode."""
     left_out: tuple[str, ...]

@@ -110,7 +110,7 @@ REMEDY = "keep it in a tensor of fixed shape, made with register_buffer, and cha
 
 
 def _problem(values: Sequence[Any]) -> str:
-    """Why a value cannot be kept in buffers; empty if it can."""
+    """Reason why a value cannot be kept in buffers; empty if there is none."""
     flat = [tree_flatten(value) for value in values]
     if any(value is ABSENT for value in values):
         return "it does not exist before the first one"

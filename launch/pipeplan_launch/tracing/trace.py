@@ -94,7 +94,7 @@ class TracedModel:
     minibatch: int
     """Samples in the minibatch that the model was traced with."""
     evaluation_problem: str | None
-    """Why stages cannot be put in evaluation mode, or None if they can."""
+    """Reason why stages cannot be put in evaluation mode, or None."""
     autocast: torch.dtype | None
     """The autocast type under which the model was traced and runs, or None."""
     how: str
