@@ -1,8 +1,8 @@
 """`python -m pipeplan_launch.preflight PLAN_FOLDER …`: checks before the workers start. launch.sh runs it first.
 
-It checks the stage files, the options and the folders of the run, compares the devices of this machine with
-the devices that one server of the plan needs, and prints the number of workers to start. Workers take seconds to start,
-and an obvious mistake should be reported before that. Torch is imported only for a plan on GPUs.
+It checks the run's stage files, options and folders, and compares this machine's devices with the devices that one
+server of the plan needs. It prints the number of workers to start. Workers take seconds to start, and an obvious
+mistake should be reported before that. Torch is imported only for a plan on GPUs.
 
 The launch does not have to know which server of the plan this machine is: ranks are assigned when all processes have
 started (`pipeplan_launch.rank_mapping`). The number of workers to start is the first of these that is known: WORKERS;

@@ -40,8 +40,7 @@ from pipeplan_launch.plan.launch_plan import LaunchPlan
 # not give up, because there a worker may wait for as long as the others compute.
 
 GRACE_S = 2.0
-"""Extra time before a hang is reported, so that an action whose own wait ends after `--timeout` can report that
-first."""
+"""Extra time before a hang is reported: an action whose own wait ends after `--timeout` can then report first."""
 
 
 class HangWatch:

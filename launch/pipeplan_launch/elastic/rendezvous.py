@@ -194,9 +194,7 @@ def _assemble_attempt(launch_store: StoreClient, world: int, deadline: float, ow
 
 
 def _join_attempt(launch_store: StoreClient, rank: int, deadline: float, own_location_json: str) -> int:
-    """Join the current attempt; returns its number. A process that finds the attempt complete waits for the next
-    attempt.
-    """
+    """Join the current attempt, or the next attempt if the current one is complete. Returns the attempt's number."""
     joined = 0
     while True:
         number = launch_store.add("attempt", 0)

@@ -1,7 +1,7 @@
 """Hidden state: state that a user's function changes, and that is not trained, saved or shared. Two calls reveal it.
 
-Such a function works in one process. In a pipeline every replica has its own state, a stage that recomputes calls the
-function twice for a minibatch, and a resumed run begins with the initial state again.
+A function with hidden state works in one process, but not in a pipeline. There every replica has its own state. A stage
+that recomputes calls the function twice for a minibatch. A resumed run begins with the initial state again.
 """
 
 from __future__ import annotations

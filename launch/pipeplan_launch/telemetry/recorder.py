@@ -295,7 +295,7 @@ class Timeline:
             self._intervals.append((kind, number, lap.start_s if since_s is None else since_s, lap.end_s))
 
     def write(self, run: Path) -> None:
-        """Write the recorded intervals into a run folder, replacing older ones. Raises `LaunchError`."""
+        """Write the recorded intervals into a run folder, in place of an older file. Raises `LaunchError`."""
         path = run / TIMELINE_FOLDER / f"{self._name}.json"
         with explain_errors(path, "writing"):
             path.parent.mkdir(exist_ok=True)
