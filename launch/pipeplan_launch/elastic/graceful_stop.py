@@ -2,10 +2,10 @@
 
 A minibatch of a segment may begin if its index is below the segment's *grant*, a number in the store that all workers
 share. A worker looks up the grant when the value that it knows lasts for only half of `GRANT_S`. If no other worker has
-raised the grant, this worker raises it by `GRANT_S` seconds of its own minibatches. So most minibatches cost only one
-comparison. A worker makes the grant final when it is asked to stop, or when a look-up shows that another worker was
-asked. No worker has begun a minibatch beyond the grant, so all workers end there. The first worker at the end of the
-segment closes the grant, unless the grant is final.
+raised the grant, this worker raises it to cover its own minibatches of the next `GRANT_S` seconds. So most minibatches
+cost only one comparison. A worker makes the grant final when it is asked to stop, or when a look-up shows that another
+worker was asked. No worker has begun a minibatch beyond the grant, so all workers end there. The first worker at the
+end of the segment closes the grant, unless the grant is final.
 
 Workers change the grant by the store's compare-and-set, and never wait for each other. A look-up needs up to three
 requests over a busy network, so it runs in another thread during training. A worker waits for its look-up only at the
