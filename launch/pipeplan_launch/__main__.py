@@ -108,7 +108,7 @@ def _end(status: int, line: str = "") -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """The error's message without line breaks, which may come from quoted names."""
+    """The error's message on one line. Names that it quotes may contain line breaks."""
     return " ".join(str(error).splitlines())
 
 

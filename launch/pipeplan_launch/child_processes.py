@@ -1,4 +1,4 @@
-"""The launcher's child processes, from Linux's /proc. On other systems it finds none."""
+"""Finds the launcher's child processes in Linux's /proc. On other systems it finds none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def signal_all(pids: Sequence[int], number: int) -> None:
 class StoppedChildren:
     """Kills children that have been stopped (SIGSTOP) for too long.
 
-    The peers of a stopped worker notice it only if they wait for its message.
+    The peers of a stopped worker notice the stop only when they wait for its message.
     """
 
     def __init__(self, patience_s: float | None) -> None:

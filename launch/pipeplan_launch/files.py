@@ -30,10 +30,9 @@ def explain_errors(path: Path, action: str) -> Iterator[None]:
 
 
 def read_file(path: Path, most: int = LARGEST_FILE) -> bytes:
-    """The content of a file. Raises `OSError`, also for a file that is too large or not a regular file (a device, a
-    pipe).
+    """The content of a regular file of at most `most` bytes.
 
-    It does not wait for a pipe.
+    Raises `OSError` for a larger file, a device or a pipe. Never waits for a pipe.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
@@ -91,8 +90,8 @@ def _fill(file: IO[bytes], text: str) -> None:
 
 # JSON files that contain their own checksum, so that every changed bit is noticed.
 #
-# The checksum is the SHA-256 of the whole file with zeros in place of the checksum's digits. It finds damage. It needs
-# no secret, so anybody can write another valid file.
+# The checksum is the SHA-256 of the whole file with zeros in place of the checksum's digits. It finds damage, but not
+# forgery: anybody can write another valid file.
 
 FIELD = "checksum"
 _DIGITS = 64

@@ -1,8 +1,7 @@
-"""References to jobs, and the records of a job's file in profiles and plans, with which a project folder can be moved
-or copied. Torch-free.
+"""Job references, and records of the job's file that let a project folder be moved or copied. Torch-free.
 
-A reference is a bundled name, `file.py:callable` or `package.module:callable`. A profile or a plan holds the path of
-the file relative to its own folder. It also holds a `JobFile` with the absolute path and the digest of the content.
+A reference is a bundled name, `file.py:callable` or `package.module:callable`. A profile or a plan records the file's
+path relative to its own folder, and a `JobFile` with the absolute path and the digest of the content.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def relative_reference(ref: str, folder: Path) -> str:
 
 
 def located_reference(ref: str, recorded: JobFile | None, folder: Path) -> str:
-    """The absolute form of a job's reference that is recorded in a file in `folder`.
+    """The absolute form of a job reference that a file in `folder` records.
 
     The job's file is first looked for relative to the folder, then at the recorded path. A reference without any file
     stays unchanged.
@@ -93,9 +92,7 @@ def file_digest(path: Path) -> str:
 
 
 def choice_note(ref: str, recorded: JobFile | None) -> str | None:
-    """A sentence for the user if the file of a located reference and the recorded file both exist and differ; else
-    None.
-    """
+    """A sentence for the user if the located file and the recorded file both exist and differ; else None."""
     file = file_of(ref)
     if file is None or recorded is None or str(file) == recorded.path:
         return None

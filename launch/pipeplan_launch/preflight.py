@@ -1,8 +1,8 @@
 """`python -m pipeplan_launch.preflight PLAN_FOLDER …`: checks before the workers start. launch.sh runs it first.
 
-It checks the stage files, the options and the folders of the run, compares the devices of this machine with
-the devices that one server of the plan needs, and prints the number of workers to start. Workers take seconds to start,
-and an obvious mistake should be reported before that. Torch is imported only for a plan on GPUs.
+It checks the run's stage files, options and folders, and compares this machine's devices with the devices that one
+server of the plan needs. It prints the number of workers to start. Workers take seconds to start, and an obvious
+mistake should be reported before that. Torch is imported only for a plan on GPUs.
 
 The launch does not have to know which server of the plan this machine is: ranks are assigned when all processes have
 started (`pipeplan_launch.rank_mapping`). The number of workers to start is the first of these that is known: WORKERS;
@@ -208,9 +208,7 @@ def _check_interface(environment: Mapping[str, str]) -> None:
 
 
 def self_test_note(options: Namespace, plan: LaunchPlan, gpu_count: int) -> str | None:
-    """Run the self-test of messages between the GPUs, unless its result is known or not needed. Returns a note on
-    it.
-    """
+    """Run the self-test of messages between GPUs, unless its result is known or not needed. Returns a note."""
     averaging = averaging_options(options, plan)
     if options.no_selftest or gpu_count < 2 or not asks_self_test(options.transport, plan, averaging):
         return None

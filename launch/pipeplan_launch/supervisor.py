@@ -51,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # torchrun's loggers read it when they are created
     # torch would print a page about a lost store. The workers report it in one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # With it, sets of strings have the same order in all workers and after a restart. A model or its data may depend on
-    # it.
+    # Gives sets of strings the same order in all workers and after a restart. Models and data may depend on the order.
     os.environ.setdefault("PYTHONHASHSEED", "0")
     try:
         with restart_state.attempts_folder() as folder:
@@ -204,15 +203,13 @@ def _report_failure(error: ChildFailedError) -> int:
     if (cause := _silent_end(error.failures)) is not None:
         print_status(f"error: {cause}")
         if restart_state.stop_signal() is None:
-            restart_state.record_final_status(STATUS_SILENT)  # although others have reported that they lost it
+            restart_state.record_final_status(STATUS_SILENT)  # outranks the status of workers that lost this worker
         return STATUS_SILENT
     return STATUS_REPORTED if STATUS_REPORTED in (one.exitcode for one in error.failures.values()) else 1
 
 
 def _report_restart(failures: Mapping[int, ProcessFailure], restart: int, most: int) -> None:
-    """Print why all workers are restarted. After training has begun, the next attempt prints it, with its
-    checkpoint.
-    """
+    """Print why all workers restart. If training had begun, the next attempt prints the reason, with its checkpoint."""
     if not restart_state.has_begun(restart - 1):
         cause = _silent_end(failures) or restart_state.fault_of(restart - 1) or "a worker on another server was lost"
         print_status(f"{cause}; restart {restart} of {most}: no minibatch had been run")

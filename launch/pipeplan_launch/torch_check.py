@@ -51,7 +51,7 @@ def import_problem(parts: Sequence[str] = ("torch.distributed",)) -> tuple[str, 
 
 
 def _version(origin: str | None) -> str:
-    """Version of the torch package at `origin`, which an import would find; pip's records may describe another one."""
+    """Version of the torch package at `origin`, where an import finds it. pip's records may describe another one."""
     if origin is not None:
         try:
             text = (Path(origin).parent / "version.py").read_text(encoding="utf-8")

@@ -170,7 +170,7 @@ def _wrong_member(mapping: dict[str, Any], kind: Any, convert: Convert) -> str:
 
 
 def _quoted_name(member: Any) -> str:
-    """The name of a layer, a tensor or a device, to be shown beside its index."""
+    """The name of a layer, a tensor or a device, to be shown with its index."""
     name = member.get("name") if isinstance(member, dict) else None
     return f" ({shortened(name, 60)})" if isinstance(name, str) else ""
 

@@ -282,11 +282,10 @@ class ActiveWorker:
             print(f"run folder: {self._start.run}", flush=True)
 
     def _peak(self) -> int:
-        """Peak of the memory that the plan predicts: the device's memory, or the memory that training added to this
-        process.
+        """Peak memory to compare with the plan: of the device, or on the CPU the memory that training added.
 
-        On the CPU it includes the worker's own memory as planned. It excludes the data set, and code that is loaded at
-        first use.
+        On the CPU it includes the planned memory of the worker itself. It excludes the data set, and code that is
+        loaded at first use.
         """
         device = self._stage.place.device
         on_device = backend_of(device).peak_bytes(device)

@@ -50,7 +50,7 @@ def monitor_workers(patience_s: float | None, reachability: StoreReachability | 
 class StoreReachability:
     """Watches whether the workers' common store can be reached while torchrun restarts the workers.
 
-    torchrun asks the store to join the next attempt. Without a connection torchrun would wait for a quarter of an hour.
+    To join the next attempt, torchrun asks the store. Without a connection it would wait for a quarter of an hour.
     """
 
     def __init__(self, answers: Callable[[float], bool], patience_s: float, end_launch: Callable[[], None]) -> None:

@@ -29,12 +29,12 @@ Note = Callable[[str], None]
 
 
 def _say_nothing(_line: str) -> None:
-    """Take no note."""
+    """Show nothing."""
 
 
 def checkpoint_folder(run: Path, position: Position, minibatch_samples: int) -> Path:
-    """Folder of a checkpoint. Its name counts epochs from 1. It counts samples instead of minibatches, because the size
-    of minibatches may change.
+    """Folder of a checkpoint. Its name has the epoch, counted from 1, and the number of the epoch's finished samples.
+    Minibatches are not counted, because their size may change.
     """
     samples = position.minibatch * minibatch_samples
     return run / "checkpoints" / f"epoch-{position.epoch + 1:04d}-sample-{samples:08d}"
@@ -95,7 +95,7 @@ def find_checkpoint(path: Path, note: Note = _say_nothing) -> Manifest:
 
 
 def begin_checkpoint(run: Path) -> Path:
-    """Make an empty folder to write a checkpoint into, and remove the remains of unfinished ones."""
+    """Make an empty folder to write a checkpoint into, and remove the remains of unfinished checkpoints."""
     part = run / PARTIAL_CHECKPOINT
     with explain_errors(part, "making"):
         abandon_checkpoint(run)
@@ -112,9 +112,7 @@ def abandon_checkpoint(run: Path) -> None:
 
 
 def commit_checkpoint(run: Path, manifest: Manifest) -> Path:
-    """Make the checkpoint that was written into `manifest.folder` valid, and remove old ones. Returns its final
-    folder.
-    """
+    """Make the checkpoint in `manifest.folder` valid, and remove old checkpoints. Returns its final folder."""
     manifest.write(manifest.folder)
     folder = checkpoint_folder(run, manifest.position, manifest.minibatch_samples)
     with explain_errors(folder, "moving a checkpoint to"):

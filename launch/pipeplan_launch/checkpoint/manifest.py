@@ -59,9 +59,7 @@ class History(Struct):
 
     @property
     def is_finite(self) -> bool:
-        """Whether the losses of the present epoch were finite; those of the last epoch if the present one has none
-        yet.
-        """
+        """Whether the losses of the present epoch were finite; before its first loss, those of the last epoch."""
         if self.losses:
             return self.loss_sum is not None and math.isfinite(self.loss_sum)
         return not self.results or self.results[-1].get("loss") is not None

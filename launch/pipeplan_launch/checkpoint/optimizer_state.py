@@ -129,9 +129,7 @@ def _settings(
     where: str,
     own: Collection[str],
 ) -> dict[str, Any]:
-    """The saved settings of a group's members, which must be the same for all of them, without the settings in
-    `own`.
-    """
+    """The saved settings of a group, without the settings in `own`. All members must have the same settings."""
     common: dict[str, Any] | None = None
     first = ""
     for name in names:

@@ -27,7 +27,7 @@ _OS_ERROR = re.compile(r"I/O error: (.*) \(os error \d+\)")
 
 
 def choose_writers(held: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """The member of a group that writes each tensor, by the bytes of the tensors that each member holds.
+    """Choose the member of a group that writes each tensor. `held`: the bytes of each member's tensors, by name.
 
     Large tensors are assigned first, each to the member with the least to write so far. The result is the same in all
     members.

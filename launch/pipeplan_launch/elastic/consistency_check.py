@@ -25,7 +25,7 @@ class Fingerprint:
     rank: int
     stage: int
     data: dict[str, str] = field(default_factory=dict)
-    """The number of samples or the digest of a sample, by a description for the user."""
+    """Numbers of samples and digests of samples, by their description in messages."""
     weights: str = ""
     """Digest of the stage's initial weights; empty if the stage has one replica."""
     job: str = ""
@@ -33,7 +33,7 @@ class Fingerprint:
     shared: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """For every trained parameter that stages share: (digest of its initial value, all stages that have it)."""
     read: dict[str, str] = field(default_factory=dict)
-    """The digest of a minibatch, by a description for the user, if this worker reads the data set."""
+    """Digest of a minibatch, by its description in messages; empty if this worker does not read the data set."""
 
     def shared_by(self) -> set[tuple[int, ...]]:
         """The sets of stages that share parameters with this worker's stage."""

@@ -1,15 +1,15 @@
 """Graceful stop: after a request to any worker, all workers end a segment at the same minibatch.
 
 A minibatch of a segment may begin if its index is below the segment's *grant*, a number in the store that all workers
-share. A worker looks the grant up when the grant that it knows covers only half of `GRANT_S` more. If no other worker
-has raised the grant, it raises the grant to `GRANT_S` seconds of its own minibatches. So most minibatches cost only one
-comparison. A worker makes the grant final when it is asked to stop, or when a look-up shows that another worker was
-asked. No worker has begun a minibatch beyond the grant, so all of them end there. The first worker at the end of the
-segment closes the grant, unless it is final; the others find it closed or final.
+share. A worker looks up the grant when the value that it knows lasts for only half of `GRANT_S`. If no other worker has
+raised the grant, this worker raises it to cover its own minibatches of the next `GRANT_S` seconds. So most minibatches
+cost only one comparison. A worker makes the grant final when it is asked to stop, or when a look-up shows that another
+worker was asked. No worker has begun a minibatch beyond the grant, so all workers end there. The first worker at the
+end of the segment closes the grant, unless the grant is final.
 
-Workers change the grant by the store's compare-and-set, and none waits for another. A look-up asks the store up to
-three times, over a network that is busy with the workers' messages. So it runs in another thread while training goes
-on. Only a worker that has reached the end of the grant that it knows waits for the look-up.
+Workers change the grant by the store's compare-and-set, and never wait for each other. A look-up needs up to three
+requests over a busy network, so it runs in another thread during training. A worker waits for its look-up only at the
+end of the grant that it knows.
 
     key             value
     stop            the launch's stop token (`elastic.handshake`), once a worker has been asked to stop
@@ -40,8 +40,7 @@ from pipeplan_launch.plan.launch_plan import LaunchPlan
 # not give up, because there a worker may wait for as long as the others compute.
 
 GRACE_S = 2.0
-"""Extra time before a hang is reported, so that an action whose own wait ends after `--timeout` can report that
-first."""
+"""Extra time before a hang is reported: an action whose own wait ends after `--timeout` can then report first."""
 
 
 class HangWatch:
@@ -118,7 +117,7 @@ class GracefulStop:
         """Index from which the grant is looked up again."""
         self._looking: Future[None] | None = None
         self._newest, self._stride = 0, 1
-        """The largest index so far, and the largest step between two of them: the number of replicas."""
+        """The largest index so far, and the largest step between two indices: the number of replicas."""
         self._last_look_up = (0, 0.0)
         self._requested = False
         signals.handle_requests_with(self.request)
@@ -138,7 +137,7 @@ class GracefulStop:
     def limit(self, index: int) -> int | None:
         """None if the minibatch with this index may begin, else the index at which all workers end the segment.
 
-        It serves as `Engine.limit`.
+        Used as `Engine.limit`.
         """
         self._stride = max(self._stride, index - self._newest)
         self._newest = max(self._newest, index)
@@ -161,7 +160,7 @@ class GracefulStop:
         return state == FINAL
 
     def reached(self, count: int) -> int:
-        """How many of a segment's `count` minibatches were run; the same in all workers. Valid after `end`."""
+        """Number of a segment's `count` minibatches that were run; the same in all workers. Valid after `end`."""
         return count if self._end is None else min(count, self._end)
 
     def _look_ahead(self, index: int) -> None:

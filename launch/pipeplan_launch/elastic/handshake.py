@@ -1,4 +1,4 @@
-"""The secret of a launch, which only its own servers know, and the handshake that proves this. Torch-free.
+"""The secret of a launch, and the handshake by which its servers prove that they know the secret. Torch-free.
 
     PIPEPLAN_SECRET         the secret itself, at least 16 characters
     PIPEPLAN_SECRET_FILE    a file that holds it, which only its owner may read (mode 0600)

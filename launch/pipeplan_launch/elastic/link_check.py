@@ -1,8 +1,8 @@
 """Compares the workers' servers and the links between them with the plan before training, and notes differences.
 
 A probe measures the rates of teams: workers that communicate across servers under the plan, busiest first. All workers
-go through the same rounds, even without a team in a round. The time limit is for all rounds together: when it is used
-up, the remaining rounds, which have the least traffic, are left out.
+take part in all rounds, even without a team in a round. One time limit covers all rounds. When the time is up, the
+remaining rounds, which have the least traffic, are left out.
 
 A note gives the planned rate, the measured rate and their ratio. It does not say what the difference costs. To find
 out, solve again with the measured links.
@@ -31,22 +31,20 @@ KIB, MIB = 2**10, 2**20
 MOST_ROUNDS = 20
 """Largest number of rounds in a probe. With the default of two seconds, each round then has a tenth of a second."""
 MOST_MINIBATCHES = 2_000
-"""Minibatches from which the pairs of replicas of two stages are listed. Later minibatches mostly repeat these
-pairs."""
+"""Largest number of minibatches whose replica pairs are listed. Later minibatches mostly repeat these pairs."""
 PROBE_SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 ENOUGH_S = 0.05
-"""A size whose operation takes longer than this is the last one of its round."""
+"""A round tries no further size after an operation that took longer than this."""
 LEAST_S = 0.02
 """A round does not begin if less time than this remains."""
 SLOWER = 1.25
 """Ratio of planned to measured rate below which a link counts as fast enough."""
 BUSY = 0.05
-"""Share of the time between two minibatches. A note names a link only if it is busy for longer, at its measured
-rate."""
+"""Smallest share of the step time for which a link must be busy, at its measured rate, to be named in a note."""
 MOST_NAMED = 2
-"""Largest number of planned servers that a note lists whose workers are on different machines."""
+"""A note lists at most this number of planned servers whose workers are on different machines."""
 CHECKED_KEY = "placed"
-"""Key of the store of all attempts. Its value is the server of every worker when this check last ran."""
+"""Key in the store of all attempts. Its value lists the server of every worker when this check last ran."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +60,17 @@ class CommunicatingTeam:
     share: float
     """Share of the time between two minibatches during which the plan keeps the team's link busy."""
     planned: float = math.inf
-    """The rate that the plan was made for, in bytes/s; infinite if the plan does not contain it."""
+    """Planned rate in bytes/s; infinite if the plan does not contain it."""
     latency_s: float = 0.0
     largest: int = 0
-    """Bytes of the gradients of a ring. Larger sizes are not measured, because small ones are slower per byte."""
+    """Bytes of a ring's gradients. Larger sizes are not measured, because large messages have higher rates."""
 
     def times_slower(self, rate: float) -> float:
         """Ratio of planned to measured rate; 0 for a link without a planned rate."""
         return self.planned / rate if math.isfinite(self.planned) else 0.0
 
     def busy(self, rate: float) -> float:
-        """`share` at this measured rate."""
+        """The share of the step time for which the link is busy at this measured rate."""
         return self.share * self.times_slower(rate)
 
 
@@ -163,7 +161,7 @@ def communicating_pairs(plan: LaunchPlan, stage: int) -> Iterator[tuple[int, int
 def probe_links(plan: LaunchPlan, rounds: Rounds, seconds: float, groups: Groups) -> dict[CommunicatingTeam, float]:
     """Measured rates of the teams, in bytes/s, known to all workers. All of them call this with the same rounds.
 
-    `seconds`: time limit for all rounds together; worker 0's counts.
+    `seconds`: time limit for all rounds together; the value of worker 0 counts.
     """
     rank, began = dist.get_rank(), time.monotonic()
     timer = TeamTimer(process_groups.device_of(plan), groups.everyone)

@@ -1,6 +1,6 @@
-"""Workers that share a machine: how they are forked, and how their sockets stay on the loopback interface. Torch-free.
+"""Forks workers that share a machine, and keeps their sockets on the loopback interface. Torch-free.
 
-Gloo and NCCL choose by environment variables on which interface they listen, and otherwise by the host name. Workers of
+Environment variables tell Gloo and NCCL on which interface to listen; without them the host name decides. Workers of
 one machine need no network, so variables that the user exported for other runs are replaced.
 """
 
@@ -20,7 +20,7 @@ _ON_LOOPBACK = {
     "TP_SOCKET_IFNAME": _INTERFACE,
 }
 _ELSEWHERE = ("NCCL_COMM_ID", "NCCL_RAS_ADDR")
-"""Variables that hold an address at which NCCL listens, whatever its interface."""
+"""Variables with an address at which NCCL listens, even if another interface is chosen."""
 
 
 def stay_on_loopback(environment: MutableMapping[str, str]) -> None:
@@ -56,7 +56,7 @@ def worker_variables(rank: int, world: int, port: int) -> dict[str, str]:
 def fork_worker(work: Callable[[], object], variables: Mapping[str, object]) -> int:
     """Call `work` in a forked process with these environment variables; returns the process id.
 
-    The exit status is that of the `SystemExit` that `work` raises, 0 if it returns, and 1 after any other exception.
+    The process exits with the status of a `SystemExit`, with 0 if `work` returns, and with 1 after other exceptions.
     """
     sys.stdout.flush()
     sys.stderr.flush()

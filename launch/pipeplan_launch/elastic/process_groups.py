@@ -29,8 +29,8 @@ from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
 T = TypeVar("T")
 
-# An idle worker, and the first stages at the end of an epoch, wait as long as the other workers need. They still notice
-# the death of a peer at once, because its connection closes.
+# An idle worker, and the first stages at the end of an epoch, wait as long as the other workers need. Waiting workers
+# still notice the death of a peer at once, because its connection closes.
 NO_TIMEOUT = timedelta(days=30)
 FINAL_ERROR_S = 10.0
 """Time for process 0 to report an error of all workers: torchrun kills it as soon as another process ends."""
@@ -44,7 +44,7 @@ _device_number: list[int] = []
 
 
 class FailedElsewhere(Exception):
-    """Another worker has reported an error, so this one ends without a message."""
+    """Another worker has reported an error, so this worker ends without a message."""
 
 
 @dataclass(frozen=True)

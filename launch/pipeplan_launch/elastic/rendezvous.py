@@ -1,9 +1,9 @@
 """Rendezvous for one restart attempt. Processes of the previous attempt may still be alive.
 
-torchrun keeps one store for all attempts, so an attempt finds the keys of the previous one there: process groups then
-connect to workers that are gone (pytorch/pytorch#135712). torchrun's count of restarts does not help, because every
-server counts separately. So process 0 numbers the attempts, all keys of an attempt are below its number, and process 0
-announces when all processes are present.
+torchrun keeps one store for all attempts. If process groups find keys of the previous attempt there, they connect to
+workers that are gone (pytorch/pytorch#135712). torchrun's count of restarts does not help, because every server counts
+separately. So process 0 numbers the attempts, and announces when all processes of an attempt are present. The number is
+a prefix of all keys of the attempt.
 
     attempt          number of the latest attempt, from 1
     N/here/PROCESS   location of a process that is present in attempt N
@@ -15,8 +15,8 @@ announces when all processes are present.
     run              the run folder, which the next attempt continues
     over             set after an error that a restart cannot cure
 
-A process is numbered by its launcher's rank. The locations of all processes decide which worker of the plan it is
-(`pipeplan_launch.rank_mapping`). That may change in the next attempt.
+PROCESS is the launcher's rank of a process. The locations of all processes decide which worker of the plan a process
+becomes (`pipeplan_launch.rank_mapping`). The next attempt may assign other workers.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ MAX_TEXT_BYTES = 2000
 _LOCAL_STORE_S = 10.0
 WATCH_INTERVAL_S = 0.5
 GRACE_S = 1.0
-"""Time for workers to notice the restart by themselves, because they can then report the message that they waited
-for."""
+"""Time for workers to notice the restart by themselves. They can then report the message that they waited for."""
 
 
 class LaunchOver(Exception):
@@ -195,9 +194,7 @@ def _assemble_attempt(launch_store: StoreClient, world: int, deadline: float, ow
 
 
 def _join_attempt(launch_store: StoreClient, rank: int, deadline: float, own_location_json: str) -> int:
-    """Join the current attempt; returns its number. A process that finds the attempt complete waits for the next
-    attempt.
-    """
+    """Join the current attempt, or the next attempt if the current one is complete. Returns the attempt's number."""
     joined = 0
     while True:
         number = launch_store.add("attempt", 0)

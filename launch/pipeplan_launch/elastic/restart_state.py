@@ -7,7 +7,7 @@ nothing.
     workers     the plan's worker for each process, in the order of torchrun's ranks
     final-N     a final error was reported, or a stop was requested: all attempts end with status N
     begun       number of the restart after which training or inference last began
-    fault       number of the restart after which a worker last noticed a fault, and a description of it
+    fault       number of the restart after which a worker last noticed a fault, and a description of the fault
     stop        number of the signal by which the launcher was asked to stop
     stopped     the line that says where training stopped, after its checkpoint
 """
@@ -25,7 +25,7 @@ from pipeplan_launch.errors import LaunchError, print_status
 
 VARIABLE = "PIPEPLAN_ATTEMPTS"
 STATUS_PEER_LOST = 3
-"""Exit status of a worker that lost another worker, if all are to start again."""
+"""Exit status of a worker that lost another worker, if all workers are to restart."""
 STATUS_INTERRUPTED = 130
 FINAL_STATUSES = (1, 2, STATUS_INTERRUPTED)
 """Exit statuses after which nothing is restarted, the most specific first."""
@@ -78,7 +78,7 @@ def remember_workers(workers: Sequence[int]) -> None:
 
 
 def worker_of(rank: int) -> int:
-    """The plan's worker that torchrun's process with this rank was in the last attempt."""
+    """The plan's worker that torchrun's process of this rank ran in the last attempt."""
     workers = (_read("workers") or "").split()
     return int(workers[rank]) if rank < len(workers) else rank
 

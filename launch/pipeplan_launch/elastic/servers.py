@@ -14,7 +14,7 @@ from pipeplan_launch.elastic.store_gateway import StoreGateway, StoreRelay, loop
 from pipeplan_launch.errors import LaunchError, listed, print_status
 
 NOTE_S = 10.0
-"""Time after which a line says what this server is waiting for."""
+"""Seconds after which a line says what this server is waiting for."""
 RETRY_S = 0.2
 _PLACE_OPTIONS = ("--nnodes", "--node-rank", "--master-addr", "--master-port")
 

@@ -58,7 +58,7 @@ def open_store(port: int, timeout: timedelta = DEFAULT_TIMEOUT, listen_fd: int |
 def environment_store(timeout: timedelta) -> Any:
     """The store at MASTER_ADDR and MASTER_PORT of torchrun's environment.
 
-    torchrun or else worker 0 serves it. If all workers are on one machine, worker 0 serves it on the loopback
+    torchrun serves the store, or else worker 0. If all workers are on one machine, worker 0 serves it on the loopback
     interface. Raises the errors of torch, and `OSError` if the port is not free.
     """
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -1,7 +1,7 @@
 """The user's callbacks during a run, for logging, plotting or notification. Torch-free.
 
-Callbacks are called in one process only, the first replica of the last stage. It knows the loss of its own
-minibatches: all of them, or every r-th if that stage has r replicas.
+Callbacks are called in one process only, the first replica of the last stage. This process knows only the losses of
+its own minibatches: all minibatches, or every r-th if that stage has r replicas.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hidden state: state that a user's function changes, and that is not trained, saved or shared. Two calls reveal it.
 
-Such a function works in one process. In a pipeline every replica has its own state, a stage that recomputes calls the
-function twice for a minibatch, and a resumed run begins with the initial state again.
+A function with hidden state works in one process, but not in a pipeline. There every replica has its own state. A stage
+that recomputes calls the function twice for a minibatch. A resumed run begins with the initial state again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LARGE_ELEMENTS = 1 << 22
 def check_loss(
     loss: Callable[[Any, Any], Any], state: LossState | None, output: Any, target: Any, names: Mapping[int, str]
 ) -> None:
-    """Raise `LaunchError` if a loss depends on a trained tensor or changes a state that is not in its own `state`.
+    """Raise `LaunchError` if a loss depends on trained tensors, or changes state, outside of its own `state`.
 
     The loss is called on copies of an output of the model and a target. `names`: the name of each of the model's
     parameters that is known here, by its `id`.
@@ -98,7 +98,7 @@ def _call_alike(call: Callable[[], object]) -> None:
 
 
 def _snapshot(function: object, known: Collection[int]) -> dict[str, Kept]:
-    """The present values of everything that a function can reach, by path; of a container only its length."""
+    """The present values of everything that a function can reach, by path; for a container only its length."""
     found: dict[str, Kept] = {}
     for path, value in reachable_values(function):
         if isinstance(value, Tensor):

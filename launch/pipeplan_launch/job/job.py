@@ -125,7 +125,7 @@ class Job:
     callbacks: Sequence[Callback] = ()
     """Callbacks that follow the run, called in one process only."""
     metric: Callable[[Any, Any], Tensor] | None = None
-    """metric(output, target): how many samples of the minibatch are right; by default by argmax over class scores."""
+    """metric(output, target): number of right samples in the minibatch; by default judged by argmax of class scores."""
     autocast: torch.dtype | None = None
     """`torch.bfloat16` runs the model and the loss under torch's autocast; parameters keep their own type."""
     metrics: Mapping[str, Callable[[Any, Any], Tensor | float]] = field(default_factory=dict)
@@ -261,8 +261,7 @@ class Job:
 
 
 def _takes_stage(build: Callable[..., Any]) -> bool:
-    """Whether a function has a second positional parameter for the stage: one without a default, or one called
-    `stage`.
+    """Whether a function's second positional parameter is for the stage: it has no default, or is called `stage`.
 
     Other second parameters do not count, because torch's own optimisers take a learning rate there.
     """

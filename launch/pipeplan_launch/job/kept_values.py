@@ -24,7 +24,7 @@ from pipeplan_launch.job.user_code import is_user_code, is_users_class
 
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 MOST_MEMBERS = 10_000
-"""Largest container that is copied: larger ones hold data, and copying them would take long."""
+"""Largest container that is copied. Larger containers hold data, and would take long to copy."""
 MOST_DEPTH = 8
 UNKNOWN = object()
 """The content of a value that is not copied."""
@@ -49,8 +49,8 @@ class Kept:
         return self.original
 
     def same(self, other: Kept, same_leaf: Callable[[Kept, Kept], bool] | None = None) -> bool:
-        """Whether two values were equal. `same_leaf` compares the values that are not containers; by default exactly,
-        and values that are not copied are equal if they are the same object.
+        """Whether two values were equal. `same_leaf` compares values that are not containers. By default copied values
+        are compared exactly, and values that are not copied by identity.
         """
         one, two = self.content, other.content
         if type(self.original) is not type(other.original) or type(one) is not type(two):
@@ -215,7 +215,7 @@ def replaced_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _put_attribute(owner: Any, name: str, value: Any) -> None:
-    """Set or delete an attribute. An object's own __setattr__ is not asked: that of nn.Module registers parameters."""
+    """Set or delete an attribute without the object's own __setattr__: nn.Module's would register parameters."""
     if isinstance(owner, type):
         setattr(owner, name, value) if value is not ABSENT else delattr(owner, name)
     elif value is ABSENT:
@@ -273,8 +273,8 @@ def _is_state(name: str, value: object) -> bool:
 
 
 class FunctionState:
-    """What some functions keep at one moment: a function may close over a number or a list, read a global variable, or
-    be an object with attributes.
+    """The state of some functions at one moment. A function may close over a number or a list, read a global variable,
+    or be an object with attributes.
     """
 
     def __init__(self, functions: Iterable[object]) -> None:

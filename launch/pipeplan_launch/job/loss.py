@@ -1,6 +1,6 @@
 """The loss of a job: its value, the weight of a minibatch in means, and its own parameters and buffers.
 
-The last stage trains and saves the tensors of the loss together with those of its layers. The loss may be a module, a
+The last stage trains and saves the loss's tensors together with its layers' tensors. The loss may be a module, a
 method of a module, or a function that closes over modules. The names of its tensors begin with `loss.`.
 """
 
@@ -20,9 +20,7 @@ from pipeplan_launch.job.reachable import reachable_values
 
 
 def loss_text(loss: object) -> str:
-    """The name of the job's loss for messages, with the name that its author gave it: `the job's loss
-    (cross_entropy)`.
-    """
+    """The name of the job's loss for messages, such as `the job's loss (cross_entropy)`."""
     called = loss
     while isinstance(called, functools.partial):
         called = called.func
@@ -47,9 +45,7 @@ def checked_loss(loss: object, value: object) -> Tensor:
 
 
 def loss_number(loss: object, value: object) -> float:
-    """The value of a loss as a number, for evaluation, where it may be a plain number. Raises `LaunchError`
-    otherwise.
-    """
+    """The value of a loss in evaluation as a number. Raises `LaunchError` unless it is a scalar tensor or a number."""
     if isinstance(value, int | float):
         return float(value)
     return float(checked_loss(loss, value))

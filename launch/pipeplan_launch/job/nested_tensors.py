@@ -45,6 +45,6 @@ def gradient_functions(value: Any) -> dict[Any, None]:
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this worker holds, which shares its memory; all of it unless FSDP2 has divided it."""
+    """The part of a tensor that this worker holds, in the same memory: the whole tensor unless FSDP2 has divided it."""
     to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()

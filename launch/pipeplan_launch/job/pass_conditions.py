@@ -1,6 +1,6 @@
-"""The conditions of a pass besides weights and inputs: random numbers, the mode of modules, and autocast.
+"""Conditions of a pass other than weights and inputs: random numbers, the mode of modules, and autocast.
 
-A seed depends on what is computed. It does not depend on which worker computes it, or on what ran before.
+A seed depends on what is computed, not on the worker that computes it or on earlier passes.
 
 `torch.export` records operators as the model calls them, before autocast adds casts. So the graph has no casts, but its
 types are the types under autocast. Therefore a stage runs under the same autocast, and computes the same as the model,

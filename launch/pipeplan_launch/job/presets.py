@@ -2,8 +2,8 @@
 
 `muon` updates matrices by torch's Muon (Jordan et al., 2024), and everything else by AdamW. The others are for training
 with old gradients: `nesterov_for_stashing` is the recipe of Ajanthan et al., ICML 2025 (arXiv 2505.01099),
-`rate_by_delay` the first technique of PipeMare (Yang et al., MLSys 2021, arXiv 1910.05124). docs/learning.md has
-measurements of them.
+`rate_by_delay` is the first technique of PipeMare (Yang et al., MLSys 2021, arXiv 1910.05124). docs/learning.md has
+measurements of both.
 """
 
 from __future__ import annotations

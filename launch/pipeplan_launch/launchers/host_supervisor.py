@@ -2,9 +2,9 @@
 
 `launchers.ssh` starts it on every host, over ssh.
 
-Requests come as lines on standard input: `stop` (SIGTERM) and `kill` (SIGKILL). Any other line is a sign of life. At
-the end of the input, or after a minute without a line, the script that started this process counts as gone, and
-training has GRACE seconds to end at a checkpoint. So no worker outlives that script, or the connection to it.
+Requests come as lines on standard input: `stop` (SIGTERM) and `kill` (SIGKILL). Any other line is a sign of life. The
+script that started this process counts as gone at the end of the input, or after a minute without a line. Training then
+has GRACE seconds to end at a checkpoint. So no worker outlives the script, or the connection to the script.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Launch:
         return (host.folder or str(self.plan_folder)).removeprefix("~/")
 
     def program(self, number: int) -> bytes:
-        """The program that runs launch.sh on a host. It goes to standard input, as arguments are visible to others."""
+        """The program that runs launch.sh on a host. ssh reads it from stdin, because other users can see arguments."""
         host = self.hosts[number]
         variables = [f"NODE_RANK={number}", f"NNODES={len(self.hosts)}", f"MASTER_ADDR={self._address}"]
         variables += [f"MASTER_PORT={self.options.port}", f"{handshake.VARIABLE}={self._secret}"]
@@ -183,7 +183,7 @@ class Launch:
         return os.fsencode("\n".join(lines)) + b"\0"
 
     def _address_of_first(self) -> str:
-        """The address by which ssh reaches the first host: its settings may name another than the hosts file."""
+        """The address at which ssh reaches the first host. ssh's settings may map the hosts file's name to another."""
         command = [*self.options.ssh, "-G", "--", self.hosts[0].name]
         with suppress(OSError):
             done = subprocess.run(command, capture_output=True, text=True, errors="surrogateescape", check=False)
@@ -208,7 +208,7 @@ _UNPACK = 'mkdir -p -- "$@" && tar --no-same-owner -C "$1" -xf -'
 def copy_to_hosts(launch: Launch) -> None:
     """Copy the plan without its runs, the file of its model and the paths of `--with` to all hosts, with tar.
 
-    Each archive is complete before it is sent, as a host may see the copied files themselves. Raises `LaunchError`.
+    Archives are complete before they are sent, because a host may share these files (NFS). Raises `LaunchError`.
     """
     model = file_of(launch.plan.model_ref)
     others = [*([] if model is None else [model]), *map(os.path.abspath, launch.options.more)]
@@ -241,7 +241,7 @@ class HostProcess:
         host = launch.hosts[number]
         self.name = terminal_line(host.name)
         pipe = subprocess.PIPE
-        # Its own process group keeps Ctrl-C in a terminal from ssh.
+        # In a process group of its own, ssh does not receive Ctrl-C from the terminal.
         self._process = subprocess.Popen(
             launch.ssh(host, _READ_PROGRAM), stdin=pipe, stdout=pipe, stderr=pipe, process_group=0
         )

@@ -41,7 +41,7 @@ PAPER = AWDLMSize(embedding=400, hidden=1150, layers=3, tied=True)
 
 
 class WordDropEmbedding(nn.Embedding):
-    """An embedding with dropout of whole words, which are the same in the whole minibatch."""
+    """An embedding that drops whole words, the same words in the whole minibatch."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Vectors for ids of any shape."""

@@ -40,7 +40,7 @@ GNMT16 = GNMTSize(layers=8, source=25, target=25)
 
 
 class Encoder(nn.Module):
-    """A bidirectional LSTM, then unidirectional LSTMs, which have residual connections from the second one on."""
+    """A bidirectional LSTM, then unidirectional LSTMs. All unidirectional LSTMs but the first have residuals."""
 
     def __init__(self, size: GNMTSize) -> None:
         super().__init__()

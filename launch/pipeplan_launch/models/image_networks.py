@@ -60,7 +60,7 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 and 1×1 convolutions beside a skip connection."""
+    """1×1, 3×3 and 1×1 convolutions, with a skip connection around them."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ WIDTHS = (16, 32, 64)
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions beside a skip connection, added and activated in place."""
+    """Two 3×3 convolutions with a skip connection around them, added and activated in place."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()

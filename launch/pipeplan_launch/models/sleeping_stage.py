@@ -81,7 +81,7 @@ class SleepingStage:
             gradient, clock = self._gradients[number], self._clock
             leaf: Tensor | None = weight
             if layer.weights_s > 0 and token is not None:
-                # A sum is an operation of torch's own, which `SplitBackward` may enter a second time for the weight.
+                # `SplitBackward` may enter torch's own operations, such as this sum, a second time for the weight.
                 made = _SleepForWeights.apply(weight, layer.weights_s, gradient, clock)  # type: ignore[no-untyped-call]
                 token = _Enter.apply(token, returned) + made  # type: ignore[no-untyped-call]
                 leaf, returned = None, torch.zeros(1, 1)
@@ -113,7 +113,7 @@ class Products:
 
 
 class _Clock:
-    """Sleeps such that a pass ends on time. The emulation's own overhead counts as part of the layers' times."""
+    """Sleeps until the planned end of each layer. The emulation's overhead counts as part of the layers' times."""
 
     def __init__(self) -> None:
         self._due = 0.0
@@ -170,7 +170,7 @@ class _Sleep(torch.autograd.Function):
 
 
 class _Enter(torch.autograd.Function):
-    """The beginning of a layer, whose backward pass hands over the prepared gradient of its input."""
+    """The beginning of a layer. Its backward pass returns the prepared gradient of the layer's input."""
 
     @staticmethod
     def forward(ctx: Any, _received: Tensor, returned: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class GeneratedSamples(Dataset[Any]):
 
 
 def generated_data(make: Callable[[int, torch.Generator], Any], samples: int) -> Data:
-    """A training set of this many samples, and a test set of a quarter as many."""
+    """A training set of this many samples, and a test set that is a quarter as large."""
     return Data(GeneratedSamples(samples, make, seed=1), GeneratedSamples(max(1, samples // 4), make, seed=2))
 
 

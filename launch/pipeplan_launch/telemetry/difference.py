@@ -1,14 +1,14 @@
-"""Why a run's step time differs from its prediction: the difference divided among sources, and its main cause.
+"""Explains the difference between a run's measured and predicted step time: its parts by source, and its main cause.
 
-A step time follows from the busy times of the stages (`StepTimeModel`). Replacing some predicted busy times by measured
-ones gives another step time, which shows their effect.
+`StepTimeModel` computes a step time from the busy times of the stages. Replacing some predicted busy times by measured
+times shows their effect on the step time.
 
-- The parts: each source (this machine, the executor, other programs, the network) gets the mean change that replacing
-  its times makes, over all orders of the sources. This is the Shapley value, so the parts add up.
+- The parts: each source (this machine, the executor, other programs, the network) gets its Shapley value: the mean
+  change of the step time when its times are replaced, over all orders of the sources. So the parts add up.
 - The cause: the single time of one stage whose replacement alone explains the largest share. Times are replaced in the
   prediction or in the measurement, whichever is faster.
 
-The rest, when all times are replaced, is waiting: no stage is busy then. Torch-free.
+The difference that remains when all times are replaced is waiting: time in which no stage is busy. Torch-free.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.telemetry.run_folder import CauseFields
 
 AS_PREDICTED = 0.03
-"""Relative difference of two step times up to which no cause is sought."""
+"""Largest relative difference of predicted and measured step time for which no cause is sought."""
 WORTH_A_LINE = 0.05
 """Share of the difference below which a part gets no line."""
 WORTH_SAYING = 0.1
@@ -70,7 +70,7 @@ class StageBusyTimes:
     workers: Sequence[int]
     predicted: Terms
     measured: Terms
-    """Measured times. If workers share cores, without any waiting for a core."""
+    """Measured times. If workers share cores, they exclude waiting for a core."""
     shown: Terms
     """Measured times to show in messages. If workers share cores, they include waiting for a core."""
     boundary_s: float
@@ -88,7 +88,7 @@ class StepTimeModel:
     starts: Sequence[int]
     """The first worker of every server, and the number of workers at the end."""
     batch: int | None
-    """Minibatches per update with a schedule that drains the pipeline before it; else None."""
+    """Minibatches per update if the schedule drains the pipeline before every update; else None."""
 
     def step_time(self, terms: Sequence[Terms]) -> float:
         """Seconds per minibatch, from the terms of all stages.
@@ -169,7 +169,7 @@ def _joined(terms: Terms, name: str, parts: Sequence[str]) -> dict[str, float]:
 
 
 def _without_core_wait(wall: Terms, waited_s: float) -> dict[str, float]:
-    """Move waiting for a core to a term of its own. It is taken in proportion from all terms except all-reduces."""
+    """Move waiting for a core to a term of its own. All terms except all-reduces become shorter in proportion."""
     active = sum(value for name, value in wall.items() if name != "sync_s")
     core = min(waited_s, MOST_WAITING * active)
     kept = 1.0 - core / active if active else 1.0
@@ -217,7 +217,7 @@ def _bound_link(model: StepTimeModel, predicted_s: float) -> int | None:
 
 
 def difference_lines(summary: Mapping[str, Any]) -> list[str]:
-    """The lines for the table at the end of a run: a first one with the difference, then its largest parts."""
+    """The lines for the table at the end of a run: first the difference, then its largest parts."""
     parts = difference(summary)
     if not parts:
         return []
@@ -282,7 +282,7 @@ def _reason(stage: StageBusyTimes, name: str) -> str:
 
 
 def _waiting(model: StepTimeModel, predicted_s: float, measured_s: float, share: float) -> CauseFields:
-    """The cause if no stage is busy in most of the difference."""
+    """The cause if waiting explains more of the difference than any single busy time."""
     busy = [sum(stage.measured.values()) / len(stage.workers) for stage in model.stages]
     index, link = busy.index(max(busy)), _bound_link(model, predicted_s)
     if link is not None:

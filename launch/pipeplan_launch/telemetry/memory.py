@@ -42,7 +42,7 @@ def resident_memory() -> ResidentMemory:
 
 
 def resident_bytes() -> int:
-    """Resident memory now, or its peak on systems without /proc. It takes less time than `resident_memory`."""
+    """Resident memory now, or its peak on systems without /proc. This call is faster than `resident_memory`."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * _PAGE
@@ -140,10 +140,10 @@ def busy_s() -> float:
 
 # Settings of allocators: keep the memory of freed CPU tensors in the process, and let a GPU's memory grow in place.
 #
-# glibc returns blocks of more than 32 MiB to the system when they are freed, so that every large activation costs its
-# page faults again in every minibatch: a fifth of a ResNet-50's forward pass at 16 images. The profiler and the workers
-# both call this, so that one predicts the other. It costs memory: a tenth more was resident for the same network,
-# because blocks of other sizes do not always fit into the kept memory.
+# glibc returns freed blocks of more than 32 MiB to the system. Every large activation then causes page faults in every
+# minibatch, which took a fifth of a ResNet-50's forward pass at 16 images. The profiler and the workers both keep freed
+# memory, so that profiles predict runs. The resident memory of the same network was a tenth larger, because blocks of
+# other sizes do not always fit into the kept memory.
 
 
 # From malloc.h.
@@ -159,17 +159,13 @@ GPU_VARIABLE, OLDER_GPU_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CON
 
 
 def grow_gpu_memory(environment: MutableMapping[str, str]) -> None:
-    """Make torch's GPU allocator grow its segments, which reduces fragmentation, unless the user has set its
-    options.
-    """
+    """Let torch's GPU allocator grow its segments, unless the user has set its options. Reduces fragmentation."""
     if OLDER_GPU_VARIABLE not in environment:
         environment.setdefault(GPU_VARIABLE, "expandable_segments:True")
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory for the next minibatch. Returns whether it can; only glibc has this
-    setting.
-    """
+    """Let the C library keep freed memory for the next minibatch. Returns whether it does; only glibc can."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

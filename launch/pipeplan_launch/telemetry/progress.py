@@ -76,7 +76,7 @@ class LearningWatch:
         self._seen = 0
 
     def __call__(self, minibatches: int, loss: float) -> None:
-        """Take a loss, which stands for this number of the pipeline's minibatches."""
+        """Take a loss that represents this number of the pipeline's minibatches."""
         if self._seen >= self._wait:
             return
         if self._first is None:

@@ -34,7 +34,7 @@ def core_wait_s() -> float:
 
 
 MEMORY_EVERY_S = 1.0
-"""Seconds between two readings of resident memory. A reading takes as long as all the rest of a line."""
+"""Seconds between two readings of resident memory. A reading takes as long as the rest of a metrics line."""
 LINES_PER_WRITE = 16
 """Lines that are collected before they are written."""
 MOST_METRICS_BYTES = 2**30
@@ -121,9 +121,8 @@ class SteadyState:
 class Recorder:
     """Collects the steps of one worker.
 
-    The steady state is the rest of every epoch after its first `skip` minibatches, which are in the pipeline when the
-    first one is finished. The drain is included, because it does not slow the last stage, where the step time is
-    measured.
+    The steady state is every epoch without its first `skip` minibatches, which fill the pipeline. The drain is counted,
+    because it does not slow the last stage, where the step time is measured.
     """
 
     def __init__(self, path: Path | None, rank: int, stage: int, replica: int, stride: int, skip: int) -> None:
@@ -137,8 +136,7 @@ class Recorder:
         self._open: dict[int, MinibatchRecord] = {}
         self._epoch: list[MinibatchRecord] = []
         self._lines: list[tuple[MinibatchRecord, float, float | None, int]] = []
-        """Steps whose lines are not written yet, each with the time when it was finished, the step time at that time,
-        and the resident memory."""
+        """Steps whose lines are not written yet, with the time of day, throughput and resident memory at their end."""
         self._memory = (-math.inf, 0)
         """Time of the last reading of resident memory, and its result."""
         self._path = path
@@ -223,9 +221,7 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        """Write several lines at once, because after each computation of the model this code is no longer in the
-        processor's caches.
-        """
+        """Write several lines at once, because every computation of the model evicts this code from the caches."""
         steps, self._lines = self._lines, []
         if self._path is None or not steps:
             return
@@ -299,7 +295,7 @@ class Timeline:
             self._intervals.append((kind, number, lap.start_s if since_s is None else since_s, lap.end_s))
 
     def write(self, run: Path) -> None:
-        """Write the recorded intervals into a run folder, replacing older ones. Raises `LaunchError`."""
+        """Write the recorded intervals into a run folder, in place of an older file. Raises `LaunchError`."""
         path = run / TIMELINE_FOLDER / f"{self._name}.json"
         with explain_errors(path, "writing"):
             path.parent.mkdir(exist_ok=True)

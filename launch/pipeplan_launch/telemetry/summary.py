@@ -69,7 +69,7 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
         "steady_minibatches": sum(report.steady.minibatches for report in last),
         "stages": stages,
     }
-    if plan.schedule.virtual is not None:  # the causes are those of workers with one stage each
+    if plan.schedule.virtual is not None:  # the causes assume workers with one stage each
         return summary | {"cause": None, "difference_s": {}}
     cause = first_cause(summary)
     return summary | {"cause": None if cause is None else structs.asdict(cause), "difference_s": difference(summary)}
@@ -79,8 +79,8 @@ def _blamed_on_others(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict
     """For each rank: the share of the worker's wait for a core that other programs can explain.
 
     Workers also wait for each other, if there are more workers than cores, or if two are on one core for a while. The
-    workers of a server together wait for other programs no longer than these programs used the cores. That is the
-    cores' busy time minus the workers' own processor time.
+    workers of a server together wait for other programs at most as long as these programs used the cores: the cores'
+    busy time minus the workers' own processor time.
     """
     shares: dict[int, float] = {}
     first = 0
@@ -131,7 +131,7 @@ def _stage(
 
 
 def _other_s(plan: LaunchPlan, reports: Sequence[WorkerReport], everyone: Sequence[WorkerReport]) -> float | None:
-    """The time outside all recorded times, which the executor itself takes, in seconds per minibatch of a worker.
+    """Unrecorded time, which the executor itself takes, in seconds per minibatch of a worker.
 
     `reports`: the reports of one stage. A worker with several stages has this time once, divided equally among them.
     """

@@ -1,4 +1,4 @@
-"""Nodes of a graph that share memory, and replacement of in-place operators where that changes no result.
+"""Finds nodes of a graph that share memory, and replaces in-place operators where that changes no result.
 
 A cut between tensors that share memory would lose writes. Most in-place operators (`relu_`, `+=` on a fresh tensor)
 have no second reader of their memory. They are replaced by out-of-place operators with exactly the same results. The
@@ -156,7 +156,7 @@ def _by_storage(behaviour: GraphBehaviour) -> dict[int, list[fx.Node]]:
 def _is_private(
     node: fx.Node, behaviour: GraphBehaviour, members: dict[int, list[fx.Node]], position: dict[fx.Node, int]
 ) -> bool:
-    """Whether the memory is read after this write only through its result and its first argument."""
+    """Whether, after this write, the memory is read only through the node's result and its first argument."""
     if len(behaviour.written[node]) != 1 or behaviour.written[node][0] is not node.args[0]:
         return False
     base = node.args[0]

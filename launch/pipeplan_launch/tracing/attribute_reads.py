@@ -1,8 +1,7 @@
 """Reads and writes of attributes while a model runs.
 
-A read counts if its value goes anywhere else than into the attribute itself: `x / self.step` counts, `self.step += 1`
-and `self.log.append(x)` do not. Only a read before the first write of a forward pass sees the value that an earlier
-pass has left.
+A read counts unless its value goes only into the attribute itself: `x / self.step` counts, `self.step += 1` and
+`self.log.append(x)` do not. Only a read before the first write of a forward pass sees the value of an earlier pass.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Accesses:
     """The accesses to one attribute."""
 
     is_carried: bool = False
-    """Whether a forward pass reads a value that it did not write before."""
+    """Whether a forward pass reads a value from before the pass."""
     is_written: bool = False
     """Whether a write was seen."""
     place: str = ""
@@ -203,7 +202,7 @@ def assignments_copied(model: nn.Module) -> Iterator[None]:
         changed = [place for place in _places(model) if before.get(place[0], place[3]) is not place[3]]
         for path, _, _, new in changed:
             _check_same_kind(path, before[path], new)
-        # A buffer may be assigned to another one, which the copies must not change before it is read.
+        # One buffer may be assigned to another: all new values are read before any copy changes a buffer.
         values = [new.detach().clone() if len(changed) > 1 else new.detach() for _, _, _, new in changed]
         for (path, buffers, name, _), value in zip(changed, values, strict=True):
             before[path].copy_(value)
@@ -248,7 +247,7 @@ def protect_saved_values(graph_module: fx.GraphModule, behaviour: GraphBehaviour
     """Insert copies of state that the graph writes, if the backward pass may need the earlier values. Returns whether
     anything changed.
 
-    A stage runs the forward pass of the next minibatches, which writes the state, before the backward pass of this one.
+    The forward passes of the next minibatches write the state before the backward pass of this minibatch.
     """
     state = {
         storage

@@ -23,7 +23,7 @@ def check_compiler(backend: str, device: torch.device) -> None:
 
     try:
         lookup_backend(backend)
-    except Exception as error:  # torch has a class of its own for it, which has moved between versions
+    except Exception as error:  # torch's class for this error has moved between versions
         known = ", ".join(torch.compiler.list_backends())
         raise LaunchError(f"--compile-backend: torch.compile has no backend {backend!r} here, only {known}") from error
     if backend == INDUCTOR and (missing := backend_of(device).missing_compiler()):

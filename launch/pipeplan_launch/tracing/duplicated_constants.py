@@ -31,7 +31,7 @@ CHEAP_OPERATORS = frozenset(
     | {"new_full", "new_zeros", "new_ones", "full_like", "zeros_like", "ones_like"}
     | {"__and__", "__or__", "__xor__", "isin", "floor_divide"}
 )
-"""Operators that read and write memory about once, besides the operators that torch calls pointwise."""
+"""Operators that read and write memory about once, in addition to torch's pointwise operators."""
 PRODUCTS = frozenset({"matmul", "bmm", "mm", "outer"})
 """Products of matrices. They are cheap only as outer products, which add up nothing."""
 
@@ -93,9 +93,7 @@ def _changes_state(node: fx.Node) -> bool:
 
 
 def _is_cheap(node: fx.Node, behaviour: GraphBehaviour) -> bool:
-    """Whether a node computes tensors without gradients, by operators that only take the time to read and write
-    memory.
-    """
+    """Whether a node computes tensors without gradients, in about the time of reading and writing memory."""
     if any(tensor.requires_grad for tensor in tensors_in(behaviour.values[node])):
         return False
     region = region_of(node)
@@ -120,7 +118,7 @@ def _is_cheap_operator(node: fx.Node, arguments: Sequence[Any]) -> bool:
 
 
 def _summed(arguments: Sequence[Any]) -> float:
-    """The number of products that are added up for each element of a product of matrices."""
+    """Number of terms in the sum for each element of a matrix product."""
     first = arguments[0] if arguments else None
     if not isinstance(first, Tensor) or not first.dim():
         return math.inf

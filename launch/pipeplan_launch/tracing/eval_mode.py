@@ -118,18 +118,14 @@ def _set_mode(module: nn.Module, mode: bool) -> None:
 
 
 def differing_modules(trained: fx.GraphModule, evaluated: fx.GraphModule) -> tuple[str, ...]:
-    """Paths of the modules that do other work in evaluation mode, after `set_evaluation_arguments` has done its
-    part.
-    """
+    """Paths of the modules that do other work in evaluation mode, even after `set_evaluation_arguments`."""
     in_training, in_evaluation = _work_by_module(trained), _work_by_module(evaluated)
     paths = dict.fromkeys((*in_training, *in_evaluation))
     return tuple(path for path in paths if in_training[path] != in_evaluation[path])
 
 
 def _work_by_module(graph_module: fx.GraphModule) -> dict[str, list[Any]]:
-    """For every module the operators that it runs itself in evaluation mode, with the arguments that are not
-    tensors.
-    """
+    """The operators that each module itself runs in evaluation mode, with their constant arguments."""
     work: dict[str, list[Any]] = defaultdict(list)
     for node in graph_module.graph.nodes:
         # The memory layout of attention's result depends on dropout, and so does whether `contiguous` is called on it.

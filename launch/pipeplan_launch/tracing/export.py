@@ -46,7 +46,7 @@ class ExportedModel:
     batch: Batch
     """The inputs that the graph was traced with."""
     evaluation_problem: str | None
-    """Why the graph cannot represent the model in evaluation mode, or None."""
+    """Reason why the graph cannot represent the model in evaluation mode, or None."""
     differing: tuple[str, ...]
     """Paths of the modules that do other work in evaluation mode."""
     left_out: tuple[str, ...]
@@ -141,7 +141,7 @@ class _Attempt:
         return _cleaned(module), left_out
 
     def _evaluation(self, trained: fx.GraphModule) -> tuple[str | None, tuple[str, ...]]:
-        """(why the graph cannot represent the model in evaluation mode, or None; the modules that differ in it).
+        """(the reason why the graph cannot represent evaluation mode, or None; the modules that differ in that mode).
 
         The operators of torch's modules carry their mode, and are converted. If other code reads the mode, the model is
         also exported in evaluation mode, and the two graphs are compared.
@@ -159,7 +159,7 @@ class _Attempt:
         return _other_work(self._askers_around(differing)), differing
 
     def _askers_around(self, differing: Sequence[str]) -> set[type]:
-        """Classes of the modules that asked for their mode and are a module that differs, or the nearest around it."""
+        """Classes of modules that read their mode: for each differing module itself, or the nearest around it."""
         modules = self.job.model.named_modules(remove_duplicate=False)
         asking = {path: type(one) for path, one in modules if type(one) in self.askers}
         found = set()
@@ -223,9 +223,7 @@ def _batch_dimensions(inputs: tuple[Tensor, ...], larger: tuple[Tensor, ...], mi
 
 
 def _is_dynamic(graph_module: fx.GraphModule, dynamic: DynamicShapes) -> bool:
-    """Whether every dimension that was requested as dynamic is dynamic. AUTO silently gives up if the model fixes a
-    size.
-    """
+    """Whether every dimension requested as dynamic is dynamic. AUTO silently makes a size static if the model does."""
     values = [node.meta["val"] for node in graph_module.graph.nodes if node.op == "placeholder"]
     return all(
         isinstance(value.shape[dimension], torch.SymInt) and value.shape[dimension].node.maybe_as_int() is None

@@ -69,8 +69,8 @@ def _export(job: Job, minibatch: int, state: CarriedState, whole: Sequence[str])
 def _taken_whole_for_evaluation(
     job: Job, minibatch: int, exported: ExportedModel, opaque_modules: _OpaqueModules
 ) -> ExportedModel:
-    """The model with every module opaque that does other work in evaluation mode, if each of these is one layer anyway.
-    Otherwise the unchanged model, which can be trained but not evaluated.
+    """Export again with all modules opaque that do other work in evaluation mode, if each is one layer anyway.
+    Otherwise return the unchanged model, which can be trained but not evaluated.
     """
     owners = dict.fromkeys(path.partition(f".{PARAMETRIZED}.")[0] for path in exported.differing)
     if not owners or not all(path and _is_one_layer(job.model.get_submodule(path)) for path in owners):
@@ -246,5 +246,5 @@ def modules_of_same_class(model: nn.Module, path: str) -> list[str]:
 
 
 def is_same_or_inside(path: str, other: str) -> bool:
-    """Whether a module is another module, or lies inside it."""
+    """Whether the module at `path` is the module at `other`, or lies inside it."""
     return path == other or path.startswith(other + ".")

@@ -110,7 +110,7 @@ REMEDY = "keep it in a tensor of fixed shape, made with register_buffer, and cha
 
 
 def _problem(values: Sequence[Any]) -> str:
-    """Why a value cannot be kept in buffers; empty if it can."""
+    """Reason why a value cannot be kept in buffers; empty if there is none."""
     flat = [tree_flatten(value) for value in values]
     if any(value is ABSENT for value in values):
         return "it does not exist before the first one"
@@ -148,7 +148,7 @@ class PythonState:
 
     @contextmanager
     def present(self) -> Iterator[None]:
-        """Context in which the attribute has the value of the buffers. Afterwards the buffers have its value."""
+        """Context in which the attribute has the value of the buffers. At the end the buffers get its new value."""
         buffers = self._module._buffers
         leaves = list(self._constants)
         for index, name in self._buffers.items():
@@ -228,7 +228,7 @@ class _Runs:
         return not all(one.shape == two.shape and torch.equal(one, two) for one, two in pairs)
 
     def _outcome(self, samples: int, after: int | None) -> list[Tensor]:
-        """The outputs of the model, and its buffers, after a pass on another minibatch or none."""
+        """Outputs and buffers of the model. With `after`, a pass on a minibatch of that size runs first."""
         with restored_state(self.job.model) as before:
             if after is not None:
                 self._run(after)
@@ -248,6 +248,6 @@ class _Runs:
 
 
 def _frozen(value: Any) -> Any:
-    """A value whose tensors and containers do not change any more."""
+    """A copy of a value that later changes to its tensors and containers do not affect."""
     leaves, spec = tree_flatten(value)
     return tree_unflatten([leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)

@@ -141,8 +141,8 @@ def _has_module(model: nn.Module, path: str) -> bool:
 
 
 def _key(node: fx.Node, key_of: dict[fx.Node, Hashable], leaf: tuple[str, str] | None) -> Hashable:
-    """The identity of a node's layer. A shape operator has the identity of the tensor that it views; any other node has
-    that of its leaf call, or its own.
+    """The identity of a node's layer: for a shape operator, the layer of the viewed tensor; for any other node, its
+    leaf call, or the node itself.
     """
     producers = [argument for argument in node.all_input_nodes if argument in key_of]
     if is_shape_only(node) and len(producers) == 1:
@@ -202,7 +202,7 @@ def strong_components(count: int, arrows: Iterable[tuple[int, int]]) -> list[int
 
 
 def _depth_first_trees(roots: Iterable[int], following: Mapping[int, Sequence[int]]) -> list[list[int]]:
-    """The trees of a depth-first search from these roots in turn; the nodes of a tree in the order of leaving them."""
+    """The trees of a depth-first search from these roots in turn. Each tree lists its nodes in postorder."""
     trees: list[list[int]] = []
     seen: set[int] = set()
     for root in roots:

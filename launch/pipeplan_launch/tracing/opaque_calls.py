@@ -126,9 +126,7 @@ def remove_dead_code(graph_module: fx.GraphModule) -> None:
 
 
 def is_impure(node: fx.Node) -> bool:
-    """Whether a node must stay even if nothing reads its output. It must if it may have side effects, itself or in a
-    graph that it runs.
-    """
+    """Whether a node, or a graph that it runs, may have side effects, so that it must stay even if nothing reads it."""
     if isinstance(node.target, OpaqueCall) or _is_opaque_operator(node) or node.is_impure():
         return True
     if operator_name(node) in NORMS_WITH_STATE:

@@ -18,7 +18,7 @@ from pipeplan_launch.tracing.model_outputs import CONSTANT_TYPES, register_datac
 from pipeplan_launch.tracing.opaque_calls import ValueStructure
 
 ARGUMENT_TYPES = (type(None), *CONSTANT_TYPES, slice, type(...), torch.layout, torch.memory_format, enum.Enum)
-"""Types that an argument of an opaque module may have besides tensors."""
+"""Types that an argument of an opaque module may have, in addition to tensors."""
 
 
 class CannotBeOpaque(Exception):

@@ -111,8 +111,8 @@ class OpaqueModuleCall(OpaqueCall):
 
 
 def own_call(module: nn.Module) -> Callable[..., Any]:
-    """The call that one layer runs. It is the module's forward(), because the module's hooks are in the graph around
-    the layer. If all hooks are torch's own and only compute parameters, as for spectral_norm, it is the whole call.
+    """The function that an opaque layer runs: forward(), because the module's hooks are in the graph around the layer.
+    If all hooks are torch's own and only compute parameters, as for spectral_norm, the layer runs the hooks too.
     """
     return module._call_impl if _has_torch_hooks_only(module) else module.forward
 
@@ -237,7 +237,7 @@ def replaced_forwards(model: nn.Module, replacements: Mapping[str, Callable[...,
     with ExitStack() as stack:
         for path, forward in replacements.items():
             module = model.get_submodule(path)
-            # Torch calls the first of these in place of hooks and forward(), and the second between the hooks.
+            # Torch calls `_compiled_call_impl` in place of hooks and forward(), and `forward` between the hooks.
             name = "_compiled_call_impl" if _has_torch_hooks_only(module) else "forward"
             stack.enter_context(replaced_attribute(module, name, forward))
         yield

@@ -1,4 +1,4 @@
-"""What a forward pass changes in a model: buffers, and plain attributes of its modules and of objects in these modules.
+"""State that a forward pass may change: a model's buffers, and plain attributes of its modules and of their objects.
 
 A snapshot finds the attributes that a forward pass changed, and restores them.
 """
@@ -98,7 +98,7 @@ def _owners(model: nn.Module) -> list[Any]:
     """The modules of a model, and the objects with plain attributes that they hold, each once."""
     found: list[Any] = list(model.modules())
     seen = set(map(id, found))
-    for owner in found:  # which grows
+    for owner in found:  # the loop appends to `found`
         for name, value in vars(owner).items():
             for held in () if name in INTERNAL else _members(value):
                 if _has_plain_attributes(held) and id(held) not in seen:
@@ -108,7 +108,7 @@ def _owners(model: nn.Module) -> list[Any]:
 
 
 def _members(value: Any) -> list[Any]:
-    """A value, or what it contains if it is a short container."""
+    """The members of a short container; [] for a long one; any other value alone."""
     if isinstance(value, dict | list | tuple | set | deque):
         members = value.values() if isinstance(value, dict) else value
         return list(members) if len(value) < 1000 else []

@@ -29,7 +29,7 @@ def operator_key(node: fx.Node) -> str:
 
 
 def module_calls(node: fx.Node) -> dict[str, str]:
-    """The paths of the modules around a node, outermost first, by an identity of their call.
+    """The path of each module around a node, outermost first, by the identity of the module's call.
 
     Export gives the nodes that it inserts itself a placeholder instead of a path.
     """

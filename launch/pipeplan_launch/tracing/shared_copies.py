@@ -44,9 +44,7 @@ def shared_copies(traced: TracedModel) -> SharedCopies:
 def _copies_behind(
     nodes: list[fx.Node], traced: TracedModel, made: dict[fx.Node, str]
 ) -> tuple[list[fx.Node], list[fx.Node]]:
-    """(the copied tensors in `made` that these nodes of a layer read, the copied tensors that the layer has to
-    compute).
-    """
+    """(the tensors in `made` that these nodes of a layer read, the copied tensors that the layer must compute)."""
     known, fresh = [], []
     waiting = [argument for node in nodes for argument in node.all_input_nodes]
     seen = set(waiting)

@@ -46,11 +46,11 @@ class TensorSpec:
     dimensions: tuple[Dimension, ...] = field(repr=False)
 
     def shape(self, batch: int) -> tuple[int, ...]:
-        """The shape for a minibatch of that many samples."""
+        """The shape for a minibatch of `batch` samples."""
         return tuple(dimension_at(dimension, batch) for dimension in self.dimensions)
 
     def bytes(self, batch: int) -> int:
-        """The size in bytes for a minibatch of that many samples."""
+        """The size in bytes for a minibatch of `batch` samples."""
         return math.prod(self.shape(batch)) * self.dtype.itemsize
 
 
@@ -94,7 +94,7 @@ class TracedModel:
     minibatch: int
     """Samples in the minibatch that the model was traced with."""
     evaluation_problem: str | None
-    """Why stages cannot be put in evaluation mode, or None if they can."""
+    """Reason why stages cannot be put in evaluation mode, or None."""
     autocast: torch.dtype | None
     """The autocast type under which the model was traced and runs, or None."""
     how: str
@@ -155,7 +155,7 @@ def check_input_shape(index: int, shape: Sequence[int], dimensions: Sequence[Dim
 def trace_job(job: Job, minibatch: int, granularity: str = "layer", whole: Sequence[str] = ()) -> TracedModel:
     """Trace the job's model in training mode at this minibatch size, into layers of this granularity.
 
-    `whole`: paths of submodules that become opaque modules, besides the submodules that torch.export cannot trace.
+    `whole`: paths of further submodules that become opaque, in addition to those that torch.export cannot trace.
 
     Raises `LaunchError` with the offending line if the model cannot be traced.
     """
