@@ -63,8 +63,8 @@ def find_alternatives(
     """Search parts of the space of plans that exclude the best plan's configuration, each part exactly.
 
     A part is a set of constraints that the best plan violates: another number of stages, fewer replicas in the largest
-    stage, fewer workers, no copies. The parts miss every plan with the best plan's number of stages, if neither its
-    workers nor the replicas of its largest stage are fewer. The result is still exact if an alternative is as fast as
+    stage, fewer workers, no copies. The parts miss plans that have the best plan's number of stages, and no fewer
+    workers or replicas in the largest stage. The result is still exact if an alternative is as fast as
     the best plan, or if no missed plan exists (`_parts_are_exhaustive`). In large problems, few parts are searched.
     """
     alternatives: list[Alternative] = []
@@ -147,7 +147,7 @@ def search_parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator
 def _parts_are_exhaustive(problem: Problem, best: Plan) -> bool:
     """Whether the parts contain every configuration except the best plan's.
 
-    True for a best plan of one stage on all workers that the options allow, and if no stage may be replicated.
+    True if the best plan has one stage on all workers that the options allow, or if no stage may be replicated.
     """
     options, everyone = problem.options, problem.cluster.workers
     if options.stages is None and min(len(problem.units), everyone, options.max_stages or everyone) > MOST_STAGES:

@@ -187,7 +187,7 @@ class ChainItem:
 
 
 def chain_of(profile: Profile, prefix: str = "") -> tuple[ChainItem, ...]:
-    """The model of a profile as a list of at least two items. Raises an `InputError` that begins with `prefix`."""
+    """The model of a profile as a list of at least two items, else an `InputError` that begins with `prefix`."""
     cuts = _Cuts(profile)
     places = [place for place in range(1, cuts.last_weighty + 1) if not cuts.why_not(place)]
     if not places:

@@ -41,7 +41,7 @@ class BlockStack:
 
 
 def stack_of(profile: Profile, prefix: str = "") -> BlockStack:
-    """The model of a profile as a stack. Raises an `InputError` that begins with `prefix` and says what is missing."""
+    """The model of a profile as a stack, else an `InputError` that begins with `prefix` and says what is missing."""
     lists = _lists(profile)
     alike = {path: blocks for path, blocks in lists.items() if not _why_not(profile, path, blocks)}
     if len(alike) != 1:

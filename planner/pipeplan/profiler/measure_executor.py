@@ -22,7 +22,7 @@ LIMIT_S = 120.0
 OTHERS = 0.25
 """The machine counts as disturbed if other programs use more cores than this during the trials."""
 LEAST_OURS = 0.25
-"""Smallest share of the cores that the trials are assumed to have used."""
+"""The trials are assumed to have at least this share of the cores, whatever other programs use."""
 ALLOCATOR_SHARE, ACTIVATION_SHARE = 0.12, 0.4
 """Memory that the C library's allocator takes in addition, as a share of the memory in use, and a further share of the
 activations. Measured with five models, not with the trials: docs/evidence/performance.md, "Memory"."""

@@ -41,7 +41,7 @@ MOST_EVICTING_BYTES = 1 << 25
 SPLIT_PASSES = 5
 """Number of times that the backward pass is also run in two parts."""
 WHOLE_EVERY = 3
-"""If passes are long, the whole model runs in the first 3 passes, and then only in every third pass."""
+"""If passes are long, the whole model runs in the first `WHOLE_EVERY` passes, then once in `WHOLE_EVERY`."""
 
 
 class Passes:
