@@ -104,8 +104,8 @@ def profile(
 
     `model` is a bundled name, `path/to/file.py:callable`, `package.module:callable`, or such a callable itself: a
     function defined in a file or module that takes no arguments and returns an `nn.Module` or a `pipeplan_launch.Job`.
-    `microbatch` is in samples. If it has several sizes, these are measured, and the first becomes the profile's own
-    size. If it is one size, its `halvings` (by default 3, down to an eighth) are also measured, briefly. `device` is
+    `microbatch` is in samples. A list of sizes is measured completely, and the first becomes the profile's own
+    size. With a single size, its `halvings` (by default 3, down to an eighth) are also measured, briefly. `device` is
     `cpu`, `cuda`, or a device to estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`.
     Before measuring, the model is compared with its stages in two training steps, unless `self_check` is false.
     `progress` is called with the number of steps done, the total number (0 if unknown) and the name of the next step.

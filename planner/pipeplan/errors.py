@@ -2,7 +2,7 @@
 
 PipeplanError                  one line: what is wrong, where, and how to fix it; the CLI exits with 2
 ├── InputError                 a file or an argument is wrong
-│   └── TooFewLayersError      more stages are asked for than there are layers to divide
+│   └── TooFewLayersError      more stages are requested than there are layers to divide
 ├── InfeasibleError            no plan satisfies the constraints
 ├── NotFoundInTimeError        no plan was found within the time limit; there may be one
 └── DisagreementError          two solvers, or a solver and the evaluator, do not agree (a defect of pipeplan)
@@ -20,7 +20,7 @@ class InputError(PipeplanError):
 
 
 class TooFewLayersError(InputError):
-    """More stages are asked for than the layers can be divided into, under the schedule of the problem."""
+    """The layers cannot be divided into the requested number of stages under the schedule of the problem."""
 
 
 class InfeasibleError(PipeplanError):

@@ -64,7 +64,7 @@ def explain(
 
 
 def read_checked_plan(path: Path, profile: Path | None) -> tuple[Problem, Plan, str, float]:
-    """(problem, plan, clause on its proof, step time in seconds per minibatch) of a plan folder or plan.json."""
+    """(problem, plan, clause on the proof, step time in seconds per minibatch) from a plan folder or plan.json."""
     from pipeplan.checker.verify import check_readable_plan
     from pipeplan.problem import plan_file
 

@@ -43,7 +43,7 @@ class SafeConsole(Console):
 
 
 def answer_width() -> int:
-    """Width of a drawing in columns: that of the terminal, or at most `PIPED_WIDTH` elsewhere."""
+    """Width of a drawing in columns: the terminal's width, or at most `PIPED_WIDTH` elsewhere."""
     console = _console()
     return console.width if console.is_terminal else min(console.width, PIPED_WIDTH)
 

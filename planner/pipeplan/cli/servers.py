@@ -78,9 +78,9 @@ def _names(hosts: Sequence[str]) -> Iterator[str]:
 
 
 def _together(timed: Sequence[TimedOperation], number: dict[int, int]) -> float:
-    """Rate of pairs of servers that send at once, relative to the rate of single pairs; at most 1, and 1 if unknown.
+    """Rate of a pair of servers while all pairs send at once, relative to its rate alone; at most 1, and 1 if unknown.
 
-    Pairs between the same two servers do not count, because they share cards and say nothing about a switch.
+    Several pairs of workers on the same two servers do not count, because they share network cards, not a switch.
     """
 
     def rates(kind: str) -> list[float]:
@@ -150,7 +150,7 @@ def _command(host: Host, number: int, arguments: Sequence[str], address: str, po
 def _started(
     hosts: Sequence[Host], commands: Sequence[Sequence[str]], folder: Path
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes of ssh, whose output goes to `N.out` and `N.err` in a folder.
+    """The ssh processes. Their output goes to `N.out` and `N.err` in a folder.
 
     Each process gets a line of input every few seconds. The command on the host ends when these lines stop.
     """

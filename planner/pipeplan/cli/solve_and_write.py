@@ -117,7 +117,7 @@ def _refuse_to_write_example() -> None:
 
 
 def _write(outcome: Outcome, targeted: TargetedProblem | None, folder: Path, force: bool) -> list[str]:
-    """Write the plan, and the files of the trainer that it is for. Returns lines that name the files."""
+    """Write the plan, and the files for its target trainer. Returns lines that name the files."""
     plan_folder.write_plan(outcome, folder, force=force)
     if targeted is None:
         return [written_lines(outcome, folder)]
@@ -151,7 +151,7 @@ def _print_notes(source: ProfileSource, built: BuiltProblem) -> None:
 
 
 def _held_lines(problem: Problem) -> Iterator[str]:
-    """A line for each group of layers that leaves few places to cut, because other layers must stay in its stage."""
+    """A line for each group of layers that must share a stage with many layers, so that few cuts remain."""
     profile, names = problem.profile, [layer.name for layer in problem.profile.layers]
     tied = () if problem.options.flushes else tuple(tie.layers for tie in profile.tied)
     for group in held_layers(names, edges(profile.tensors), (*profile.together, *tied)):

@@ -87,7 +87,7 @@ def checked_option_fields(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_profile(path: Path | None) -> ProfileSource:
-    """The profile at `path`; if None, ./profile.json, or the bundled VGG-16 if there is no such file."""
+    """The profile at `path`. Without `path`: ./profile.json, or the bundled VGG-16 if there is no such file."""
     here = Path(PROFILE)
     example = path is None and not here.exists()
     if path is not None:

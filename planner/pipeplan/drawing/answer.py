@@ -26,8 +26,8 @@ LABEL, MARGIN = 6, " " * 6
 LEAST_WIDTH, MOST_WIDTH = 60, 100
 MOST_LINES = 20
 DETAILS = ((6, 5), (4, 5), (4, 3), (2, 2), (2, 1))
-"""Pairs (most stages, most rivals) that an answer may list. The first pair with which the answer has at most
-`MOST_LINES` lines is used. If a pipeline has more stages, its first stages and its last stage are listed."""
+"""Pairs (most stages, most rivals) that an answer may list. The first pair that keeps the answer within `MOST_LINES`
+lines is used. If a pipeline has more stages, its first stages and its last stage are listed."""
 USUAL = (DDP, BY_SPEED, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM)
 """Kinds of plans that a user would run without a planner. Of FSDP and HSDP, the faster one is shown."""
 LONGEST_CONFIG = 20
@@ -166,7 +166,7 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
 
 
 def _why_idle(outcome: Outcome) -> str:
-    """A clause on the best plan on more workers; empty if none is known, or if the search was cut off."""
+    """A clause on the best plan that uses more workers; empty if none is known, or if the search was cut off."""
     choice, plan = outcome.choice, outcome.plan
     widest = None if choice is None else choice.widest
     if widest is None or widest.plan.busy <= plan.busy or _cut_off(outcome):
@@ -218,7 +218,7 @@ def _gain(outcome: Outcome, rate: float) -> str:
 
 
 def _also(writer: _Writer, outcome: Outcome) -> None:
-    """Write the plans that the user would run otherwise, and the gains of rounded and of old gradients."""
+    """Write the plans that a user would run without a planner, and the gains of rounded and of old gradients."""
     choice, label = outcome.choice, "ALSO"
     if choice is None:
         for baseline in outcome.baselines:
@@ -242,7 +242,7 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 
 
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
-    """The rivals that are shown: the best of every kind except the plan's kind."""
+    """The rivals that are shown: the best plan of every kind except the chosen plan's kind."""
     taken = choice.taken
     own = plan.config, taken.problem.profile.minibatch, taken.sharding
     alone = [one for one in choice.rivals if len(one.plan.stages) == 1 and one.kind in USUAL and one.kind != UNIFORM]
@@ -268,7 +268,7 @@ def _rival(rival: Candidate) -> str:
 
 
 def _over_run(one: Candidate, sample_s: float) -> str:
-    """The gain of a plan over the plan that is taken, which takes `sample_s` seconds per sample."""
+    """The gain of a plan over the chosen plan, which needs `sample_s` seconds per sample."""
     return f"{sample_s / one.sample_s:.2f}x RUN"
 
 

@@ -45,8 +45,8 @@ def layer_time_s(layer: Layer) -> float:
 def most_expensive_layers(profile: Profile, most: int = 12) -> list[str]:
     """Names of the fewest layers that together take half of the time, the most expensive first.
 
-    Layers that take as long as the last of these are included. There are at most `most` names: if a group of equally
-    expensive layers exceeds that, the group is left out, because none of its layers stands out.
+    Layers that take as long as the last of these are included. A group of equally expensive layers is left out if it
+    would raise the number of names above `most`, because none of its layers stands out.
     """
     selected: list[Layer] = []
     selected_s = 0.0
@@ -72,7 +72,7 @@ def fold_chains(profile: Profile, alone: Collection[str] = ()) -> list[Chain]:
     members: list[list[Layer]] = []
     chain_of: dict[str, int] = {}
     by_name = {layer.name: layer for layer in profile.layers}
-    # The order of the profile, unless it breaks the rule of the file format that it is topological.
+    # The order of the profile is used, unless it is not topological, which the file format requires.
     ordered = itertools.chain.from_iterable(strong_components(list(by_name), edges(profile.tensors)))
     for name in ordered:
         feeds = before[name]
@@ -102,7 +102,7 @@ class RepeatedBlock:
 
 
 def repeated_blocks(chains: Sequence[Chain]) -> list[RepeatedBlock]:
-    """Repeated blocks from the first chain on. Each covers as many chains as possible."""
+    """Repeated blocks, found from the first chain on. Each repetition covers the largest possible number of chains."""
     blocks: list[RepeatedBlock] = []
     position = 0
     while position < len(chains):
@@ -116,7 +116,7 @@ def repeated_blocks(chains: Sequence[Chain]) -> list[RepeatedBlock]:
 
 
 def _covered(repeat: RepeatedBlock) -> tuple[int, int]:
-    """Sort key: a repeat is better if it covers more chains, or equally many with a shorter block."""
+    """Sort key: a repetition is better if it covers more chains, or the same number with a shorter block."""
     return (repeat.period * repeat.times if repeat.times >= MIN_REPEATS else 0, -repeat.period)
 
 

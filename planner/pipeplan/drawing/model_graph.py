@@ -1,11 +1,11 @@
 """The drawing of a model as a DAG. The drawing runs from left to right, and wraps like lines of text.
 
-Layers are drawn in groups: chains if a model has many layers, equal blocks if it has very many. The layers of a group
-are consecutive in a topological order and in one stage, so no arrow can point backwards.
+Layers are drawn in groups: as chains in a large model, as equal blocks in a very large model. The layers of a group are
+consecutive in a topological order and in one stage, so no arrow can point backwards.
 
-The layout is that of Sugiyama, Tagawa and Toda (Methods for visual understanding of hierarchical system structures,
-1981). A node lies one rank after the last of its inputs. An edge over several ranks has a point in each of them. Each
-rank is ordered by the mean position of its neighbours before, then after, several times.
+The layout is by Sugiyama, Tagawa and Toda (Methods for visual understanding of hierarchical system structures,
+1981). A node lies one rank after its last input. A long edge has a point in each rank that it crosses. Each rank is
+ordered several times by the mean position of its neighbours, alternately those before and those after.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _untangle(
 class _Lines:
     """Coordinates of ranks and places in a drawing that wraps after a number of ranks.
 
-    The height of a line of ranks is what its nodes and edges need.
+    The height of a line of ranks depends on its nodes and edges.
     """
 
     def __init__(self, places: Iterable[Place], ranks: int) -> None:

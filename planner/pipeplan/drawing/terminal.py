@@ -1,6 +1,6 @@
 """Draws the DAG of a profile in the terminal: one line for every chain and for every expensive layer.
 
-The drawing is like that of commits by `git log --graph`: one line per node, and a lane per output with consumers below.
+The drawing resembles `git log --graph`: one line per node, and one lane per output that later nodes still read.
 
 ● a        a has an output that b and c read
 ├─● b      b reads a's output, and c will read it too
@@ -153,7 +153,7 @@ def _line(lanes: Mapping[int, _Lane], place: int, inputs: list[int], mark: str) 
 
 
 def _cell(lane: _Lane | None, column: int, place: int, inputs: list[int]) -> str:
-    """The mark of a column other than the node's; `lane` is the lane in this column, None if there is none."""
+    """The mark of a column without the node; `lane` is the lane in this column, None if there is none."""
     left, right = min([place, *inputs]), max([place, *inputs])
     if lane is None or column not in inputs:
         return "│" if lane is not None else "─" if left < column < right else " "

@@ -56,7 +56,7 @@ class Explanation:
     robustness: Robustness | None
     """Robustness against the spread of the times; None if the profile has no spread."""
     step_s: float
-    """The figure of the plan, its simulated step time in seconds per minibatch."""
+    """The simulated step time of the plan, in seconds per minibatch."""
     proof: str = ""
     """A clause on faster plans: the solvers' verdict, or the result of checking a plan file."""
 
@@ -81,7 +81,7 @@ def explain_plan(
 ) -> Explanation:
     """Explain a plan; without `plan`, explain the plan that a solve finds.
 
-    `proof` is what has been shown about a given plan, and `step_s` its figure in seconds per minibatch. Without
+    `proof` describes the proof for a given plan. `step_s` is the plan's step time in seconds per minibatch; without
     `step_s` the plan is simulated. `known` and `choice` are those of `solve`. Raises `InfeasibleError` if no plan fits.
     """
     progress("solving")

@@ -17,11 +17,11 @@ from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 
 MOST_STAGES = 32
-"""Largest number of stages up to which every number is searched."""
+"""Every number of stages up to this one is searched."""
 SMALL = 5000
 """Largest product of cuts and workers for which every number of stages is searched."""
 ENOUGH = 3
-"""Number of alternatives after which parts are skipped if their bound shows that they have no better plan."""
+"""Once this many alternatives are known, parts are skipped if their bound excludes a better plan."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ def find_alternatives(
     """Search parts of the space of plans that exclude the best plan's configuration, each part exactly.
 
     A part is a set of constraints that the best plan violates: another number of stages, fewer replicas in the largest
-    stage, fewer workers, no copies. The parts miss plans with as many stages as the best plan, at least as many
-    workers, and at least as many replicas in the largest stage. The result is still exact if an alternative is as fast
-    as the best plan, or if no such plan exists (`_parts_are_exhaustive`). In large problems, few parts are searched.
+    stage, fewer workers, no copies. The parts miss plans that have the best plan's number of stages, and no fewer
+    workers or replicas in the largest stage. The result is still exact if an alternative is as fast as
+    the best plan, or if no missed plan exists (`_parts_are_exhaustive`). In large problems, few parts are searched.
     """
     alternatives: list[Alternative] = []
     searched = []
@@ -77,7 +77,7 @@ def find_alternatives(
         progress(f"looking for a second choice: {part}")
         try:
             restricted = replace(problem, options=options)
-            # Plans that are not faster than the last alternative that is shown need not be known exactly.
+            # The exact step time of a plan matters only if the plan is faster than the last alternative that is shown.
             useful_s = USEFUL * _step_times(alternatives)[ENOUGH - 1] if len(alternatives) >= ENOUGH else float("inf")
             rival = best_plan(restricted, cuts, useful_s=useful_s)
         except InputError:
@@ -97,10 +97,7 @@ def find_alternatives(
 
 
 def with_figures(alternatives: Alternatives, problem: Problem, deadline: Deadline) -> Alternatives:
-    """The alternatives with their figures.
-
-    The alternatives stay in the order of the formulas, by which they were found.
-    """
+    """The alternatives with their simulated step times, still in the order of their step times by the formulas."""
     found = []
     for one in alternatives.found:
         figure = figure_of(one.plan, evaluate(one.plan, problem), problem, deadline)
@@ -111,7 +108,7 @@ def with_figures(alternatives: Alternatives, problem: Problem, deadline: Deadlin
 def _contended(plan: Plan, problem: Problem) -> bool:
     """Whether shared network cards slow down a plan.
 
-    A plan that they slow down is not proven to be the best, and its step time is no bound for other plans.
+    Such a plan is not proven to be the best, and its step time is no bound for other plans.
     """
     score = evaluate(plan, problem)
     return score.step_time_s > score.alone_s * (1 + TOLERANCE)
@@ -124,8 +121,8 @@ def _step_times(alternatives: list[Alternative]) -> list[float]:
 def search_parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator[tuple[str, Options]]:
     """The parts, by name, as options with one additional constraint.
 
-    Parts that are likely to contain the second choice come first, because it helps to skip other parts. Without `each`,
-    all smaller numbers of stages than the best plan's form one part, and only the next larger number is searched.
+    Parts that are likely to contain the second choice come first, because its step time helps to skip other parts.
+    Without `each`, all smaller numbers of stages form one part, and only the next larger number is searched.
     """
     options, stages = problem.options, len(best.stages)
     if options.stages is None and not each:
@@ -148,9 +145,9 @@ def search_parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator
 
 
 def _parts_are_exhaustive(problem: Problem, best: Plan) -> bool:
-    """Whether every configuration other than the best plan's lies in one of the parts.
+    """Whether the parts contain every configuration except the best plan's.
 
-    This is the case for a single stage on as many workers as the options allow, and if no stage may be replicated.
+    True if the best plan has one stage on all workers that the options allow, or if no stage may be replicated.
     """
     options, everyone = problem.options, problem.cluster.workers
     if options.stages is None and min(len(problem.units), everyone, options.max_stages or everyone) > MOST_STAGES:

@@ -98,7 +98,7 @@ def check_spread(relative: float) -> None:
 
 
 def with_spread(profile: Profile, relative: float) -> Profile:
-    """The profile with an interquartile range of `relative` times every time."""
+    """The profile with every interquartile range set to `relative` · the layer's time."""
     check_spread(relative)
     layers = tuple(
         replace(layer, forward_spread_s=layer.forward_s * relative, backward_spread_s=layer.backward_s * relative)

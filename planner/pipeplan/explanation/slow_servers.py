@@ -27,7 +27,7 @@ from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_rate, show_step_time, show_time
 
 SAME_SPEED, SAME_RATE = 0.05, 1.5
-"""Relative difference above which speeds of servers count as unequal, and factor above which rates do."""
+"""Speeds of servers count as unequal above this relative difference. Rates count as unequal above this factor."""
 LEAST_GAIN = 0.05
 """Smallest relative gain in throughput for which something counts as a cause."""
 MOST_OF = 0.5
@@ -50,7 +50,7 @@ class ServerFacts:
     one_way: tuple[tuple[int, int, float], ...] = ()
     """(sender, receiver, bytes/s) of directions between servers, each measured alone."""
     together: float = 1.0
-    """Rate of pairs of servers that send at once, relative to the rate of a pair alone."""
+    """Rate of a pair of servers while all pairs send at once, relative to its rate alone."""
     clock_s: float = 0.0
     """The largest difference between two clocks, in seconds."""
 
@@ -78,11 +78,11 @@ class SlowServers:
     all_per_s: float | None
     """Throughput of data parallelism on all workers; None if the model does not fit in memory."""
     needed_rate: float | None
-    """Rate between servers in bytes/s at which scaling reaches `GOAL`; None if it already does, or never does."""
+    """Rate between servers in bytes/s at which scaling reaches `GOAL`; None if the goal is already or never reached."""
     causes: tuple[Cause, ...]
     """The causes, the largest first."""
     others: tuple[tuple[str, float | None], ...] = ()
-    """Other ways to train on all workers, as (name, samples per second); None if one does not fit."""
+    """Alternatives to DDP on all workers, as (name, samples per second); None if a plan does not fit in memory."""
 
     @property
     def scaling(self) -> float | None:
@@ -145,7 +145,7 @@ def diagnose_servers(profile: Profile, cluster: Cluster, facts: ServerFacts, dea
 
 
 def with_others(found: SlowServers, profile: Profile, deadline: Deadline) -> SlowServers:
-    """The diagnosis with the throughput of other ways to train."""
+    """The diagnosis with the throughput of the alternatives to DDP."""
     return replace(found, others=tuple(_others(Machines(profile, found.cluster), found.batch, deadline)))
 
 
@@ -174,7 +174,7 @@ def _with_links(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _needed_rate(machines: Machines, batch: int, goal: float, deadline: Deadline) -> float | None:
-    """The smallest rate between servers at which DDP reaches a throughput; None if it already does, or never does."""
+    """The smallest link rate at which DDP reaches a throughput; None if DDP already or never reaches it."""
 
     def reaches(factor: float) -> bool:
         faster = Machines(machines.profile, _with_links(machines.cluster, factor))
@@ -211,7 +211,7 @@ def _causes(
     kind, text = LINK, f"the links between servers carry {show_rate(cluster.levels[cluster.server_level].bandwidth)}"
     for special, factor in _special(facts, cluster):
         mended_per_s = without(profile, _with_links(cluster, factor))
-        # The share of the links' cost, in seconds per sample, that removing the special cause saves.
+        # Removing the special cause saves this share of the links' cost in seconds per sample.
         if 1 / all_per_s - 1 / mended_per_s >= MOST_OF * (1 / all_per_s - 1 / best_per_s):
             kind, text = special
             break
@@ -221,7 +221,7 @@ def _causes(
 
 
 def _special(facts: ServerFacts, cluster: Cluster) -> Iterator[tuple[tuple[str, str], float]]:
-    """((kind, text) of a part of the links that may be slow, factor by which the links would be faster without it)."""
+    """((kind, text) of a possible slow link, card or switch, speedup of the links without this cause)."""
     rates = {(sender, receiver): rate for sender, receiver, rate in facts.one_way}
     ratios = {pair: rates[pair[::-1]] / rate for pair, rate in rates.items() if pair[::-1] in rates and rate > 0}
     if ratios and max(ratios.values()) >= SAME_RATE:
@@ -241,7 +241,7 @@ def _special(facts: ServerFacts, cluster: Cluster) -> Iterator[tuple[tuple[str, 
 
 
 def _others(machines: Machines, batch: int, deadline: Deadline) -> Iterator[tuple[str, float | None]]:
-    """(name, samples per second) of other ways to train; None if one does not fit."""
+    """(name, samples per second) of alternatives to DDP; None if a plan does not fit in memory."""
     several = ACCUMULATED * batch
     accumulated = _data_parallel(machines, several, deadline)
     yield f"DDP, {ACCUMULATED} microbatches accumulated (batch {several})", accumulated

@@ -145,7 +145,7 @@ def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def _left_out(explanation: Explanation) -> str:
-    """A sentence on the plans that are in none of the searched parts."""
+    """A sentence on the plans that no searched part contains."""
     plan, searched = explanation.plan, explanation.alternatives.searched
     stages, largest = len(plan.stages), max(stage.replicas for stage in plan.stages) // plan.copies
     several = f"{stages} stages" if stages > 1 else "1 stage"

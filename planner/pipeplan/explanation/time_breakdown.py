@@ -26,7 +26,7 @@ class TimeBreakdown:
     step_time_s: float
     """Seconds per minibatch by the formulas. The shares refer to this time."""
     step_s: float
-    """Seconds per minibatch as answers show them: simulated if that differs from the formulas."""
+    """Step time as answers show it, in seconds per minibatch: simulated if the simulation differs from the formulas."""
     bound: str
     """Name of the slowest resource."""
     busy: int
@@ -91,8 +91,8 @@ def without_communication(cluster: Cluster) -> Cluster:
 def _traffic(plan: Plan, problem: Problem, score: Evaluation) -> tuple[float, float]:
     """Bytes sent for one minibatch by all workers together: between stages, and for gradients and gathered weights.
 
-    In a ring of m members each sends 2 (m-1)/m of the gradient bytes, so all members together send 2 (m-1) times these
-    bytes. A gather or a reduce-scatter sends half of that. Workers that divide the weights run three gathers or
+    In a ring of m members, each sends 2 (m-1)/m times the gradient bytes. All members together send 2 (m-1) times
+    these bytes. A gather or a reduce-scatter sends half as much. Workers that divide the weights run three gathers or
     reduce-scatters per minibatch.
     """
     boundary = sum(stage.boundary_bytes + stage.boundary_gradient_bytes for stage in score.stages)
@@ -119,7 +119,7 @@ class ResourceLoad(NamedTuple):
 
 
 def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[ResourceLoad]:
-    """The resources of a plan, busiest first; with a flush, the parts of a batch, whose sum is the step time."""
+    """The resources of a plan, busiest first. With a flush: the parts of a batch, which add up to the step time."""
     if score.batch is not None:
         loads = batch_parts(plan, score.batch)
     else:
@@ -156,7 +156,7 @@ def stage_loads(plan: Plan, score: Evaluation) -> list[ResourceLoad]:
     )
     for number, stage in enumerate(score.stages, start=1):
         compute_s, synchronisation_s = stage.compute_s, stage.synchronisation_s
-        # The exposed time is charged to the longer of the two, which is the one that the evaluator names as the bound.
+        # The exposed time is charged to the longer resource, which the evaluator names as the bound.
         if compute_s >= synchronisation_s:
             compute_s = stage.stage_s
         else:

@@ -2,8 +2,8 @@
 
 diffusion-pipe runs its models with DeepSpeed's pipelines, 1F1B with a flush. It makes one list: an initial layer, the
 blocks of every list of the model in turn, and a final layer. Each item passes all tensors to the next one. With
-`partition_method = "manual"`, number s of `partition_split` is the index of the item before which stage s ends; both
-count from 0. So a plan may cut between two blocks, and a layer outside of the blocks belongs to the block before it.
+`partition_method = "manual"`, number s of `partition_split` is the index of the first item after stage s. Both count
+from 0. So a plan may cut between two blocks, and a layer outside of the blocks belongs to the block before it.
 HunyuanVideo has one more layer between its lists of blocks; a comment in the file says so.
 """
 

@@ -70,7 +70,7 @@ class ModuleBoundaries:
 
     @cached_property
     def entering(self) -> int:
-        """Index of the last layer that reads no other layer, and so may read the inputs of the model."""
+        """Index of the last layer that reads no other layer. Such a layer may read the inputs of the model."""
         fed = {name for tensor in self.profile.tensors for name in tensor.consumers}
         return max(place for name, place in self.place_of.items() if name not in fed)
 
@@ -187,7 +187,7 @@ class ChainItem:
 
 
 def chain_of(profile: Profile, prefix: str = "") -> tuple[ChainItem, ...]:
-    """The model of a profile as a list of at least two items. If it is none, `InputError` after `prefix` says why."""
+    """The model of a profile as a list of at least two items, else an `InputError` that begins with `prefix`."""
     cuts = _Cuts(profile)
     places = [place for place in range(1, cuts.last_weighty + 1) if not cuts.why_not(place)]
     if not places:
@@ -252,10 +252,10 @@ class _Cuts:
         return ""
 
     def beside(self, place: int) -> tuple[str, ...]:
-        """The layers whose outputs cross a place without needing a gradient."""
+        """The layers whose outputs cross a place but need no gradient."""
         return tuple(self._crossing(place)[1])
 
     def example(self) -> str:
-        """An example of a reason: the reason at the middle of the model."""
+        """An example of a reason, taken from the middle of the model."""
         reasons = [self.why_not(place) for place in range(1, self.last_weighty + 1)]
         return reasons[len(reasons) // 2] if reasons else "it has one layer"

@@ -41,7 +41,7 @@ class BlockStack:
 
 
 def stack_of(profile: Profile, prefix: str = "") -> BlockStack:
-    """The model of a profile as a stack. If it is none, an `InputError` after `prefix` says what is missing."""
+    """The model of a profile as a stack, else an `InputError` that begins with `prefix` and says what is missing."""
     lists = _lists(profile)
     alike = {path: blocks for path, blocks in lists.items() if not _why_not(profile, path, blocks)}
     if len(alike) != 1:
@@ -100,7 +100,7 @@ def _why_not(profile: Profile, path: str, blocks: list[list[Layer]]) -> str:
 
 
 def _strays(profile: Profile, blocks: list[list[Layer]]) -> str:
-    """Text on a layer between the blocks, or on an output that skips a block; empty if there is none."""
+    """Text on a layer between the blocks, or on an output that skips a block; empty if neither exists."""
     place = {layer.name: index for index, block in enumerate(blocks) for layer in block}
     before, after = _reaching(profile, set(place)), _closure(set(place), edges(profile.tensors))
     for layer in profile.layers:

@@ -126,7 +126,7 @@ def refuse_split_ties(target: ExportTarget, ties: Iterable[TiedWeights], plan: P
 
 
 def stage_line(index: int, workers: Sequence[int], parts: Sequence[str], between: str = "to", devices: str = "") -> str:
-    """One line of a comment on a stage: its ranks, such as `ranks 0-3`, and the first and the last of its parts."""
+    """A comment line on a stage: its ranks, such as `ranks 0-3`, its first part and its last part."""
     ranks = f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
     content = parts[0] if len(parts) == 1 else f"{parts[0]} {between} {parts[-1]}"
     return one_line(f"stage {index}, {ranks}{devices}: {content}")
@@ -137,7 +137,7 @@ WIDTH = 88
 
 
 def header_lines(target: ExportTarget, problem: Problem, plan: Plan) -> list[str]:
-    """Lines for a comment, without control characters even if names contain some."""
+    """Lines for a comment. Control characters in names are replaced."""
     model, cluster = problem.profile.model_name or "a model without a name", problem.cluster.name
     accumulate = f", {plan.accumulate} minibatches per update" if plan.accumulate else ""
     settings = f"minibatch {problem.profile.minibatch}, schedule {plan.schedule}{accumulate}"
@@ -167,7 +167,7 @@ def python_number_list(values: list[int] | tuple[int, ...], indent: int = 4) -> 
 
 
 def workers_per_used_server(cluster: Cluster, count: int) -> list[int]:
-    """How many of the first `count` workers are on each server. Servers without any are left out."""
+    """Number of the first `count` workers on each server. Servers without such workers are left out."""
     starts = itertools.accumulate((0, *cluster.server_sizes[:-1]))
     return [min(size, count - start) for start, size in zip(starts, cluster.server_sizes, strict=True) if start < count]
 

@@ -1,7 +1,7 @@
 """A plan as a uniform grid of workers: the degrees of parallelism, and the microbatches of an update.
 
 The unit that goes through the pipeline is called a minibatch in pipeplan and a microbatch in other trainers. Their
-batch holds all samples of one update. Their number of microbatches in flight follows from a fixed rule, whereas a plan
+batch holds all samples of one update. In other trainers a fixed rule sets the microbatches in flight, whereas a plan
 chooses the number that its links need. The order of passes is written in the format of torch.distributed.pipelining.
 """
 
@@ -147,10 +147,10 @@ def refuse_divided_state(target: ExportTarget, problem: Problem, plan: Plan) -> 
 
 
 def in_flight_difference(problem: Problem, plan: Plan, grid: GridDegrees) -> str:
-    """A sentence on the microbatches in flight of the usual 1F1B, and on their cost; empty if the plan has as many.
+    """A sentence on the microbatches in flight of the usual 1F1B, and on their cost; empty if the plan has the same.
 
-    At a stage the usual 1F1B has as many microbatches in flight as there are stages from this stage to the last, but at
-    most the microbatches of one update.
+    In the usual 1F1B, the microbatches in flight at a stage equal the number of stages from this stage to the last, but
+    do not exceed the microbatches of one update.
     """
     theirs = [min(grid.stages - index, grid.microbatches) for index in range(grid.stages)]
     ours = [min(stage.depth, grid.microbatches) for stage in plan.stages]
@@ -203,7 +203,7 @@ def places(plan: Plan) -> list[list[int]]:
 
 
 def too_few_microbatches(plan: Plan, grid: GridDegrees) -> bool:
-    """Whether an update has too few microbatches for torch's 1F1B, which needs at least as many as stages.
+    """Whether an update has fewer microbatches than stages, which torch's 1F1B refuses.
 
     A schedule from a CSV file has no such limit.
     """
@@ -213,9 +213,9 @@ def too_few_microbatches(plan: Plan, grid: GridDegrees) -> bool:
 def is_torch_order(plan: Plan, grid: GridDegrees) -> bool:
     """Whether torch's own schedule has the order of the plan.
 
-    Torch's 1F1B has as many microbatches in flight at a stage as there are stages from that stage on.
+    In torch's 1F1B, the microbatches in flight at a stage equal the number of stages from that stage on.
     """
-    if plan.virtual:  # ZB-V's order is torch's too, and Megatron's where minibatches come in whole rounds
+    if plan.virtual:  # torch has the same order for ZB-V, and for interleaved 1F1B in whole rounds of minibatches
         return plan.schedule != INTERLEAVED or grid.microbatches % grid.stages == 0
     if too_few_microbatches(plan, grid) or any(stage.deferred for stage in plan.stages):
         return False

@@ -134,7 +134,7 @@ def _room(finding: partial[DoctorFinding], found: str, free: int, todo: str) -> 
 
 
 def check_port(environment: Mapping[str, str]) -> DoctorFinding:
-    """A port for the rendezvous of workers: that in MASTER_PORT, or any free port."""
+    """A port for the rendezvous of workers: the port in MASTER_PORT, or any free port."""
     finding = partial(DoctorFinding, "ports", "the rendezvous of workers on several servers")
     value = environment.get("MASTER_PORT", "")
     if value and not 0 < (whole_number(value) or 0) < 1 << 16:
@@ -217,7 +217,7 @@ def check_plan_here(folder: Path) -> DoctorFinding:
 
 
 def _as_first(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment, with missing variables set to those of the first of several servers."""
+    """The environment. Missing variables get the values of the first of several servers."""
     with socket.socket() as free:
         free.bind(("", 0))  # finds a port without listening at it
         first = {"NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}

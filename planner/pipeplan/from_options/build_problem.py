@@ -34,9 +34,9 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.text import did_you_mean
 
 MOST_EXTRAPOLATED = 64
-"""Largest ratio of a microbatch to the largest measured microbatch up to which times are extrapolated."""
+"""Times are extrapolated to microbatches of at most this multiple of the largest measured microbatch."""
 FEW_ORDERS = 6
-"""Largest number of orders of devices for which a plan is chosen separately: all orders of three devices."""
+"""A plan is chosen separately for each order of devices up to this number of orders: all orders of three devices."""
 SIMULATING_S = 5.0
 """Time limit for simulating a plan without the restriction, in seconds."""
 
@@ -95,7 +95,7 @@ class Request:
         return workers * (self.microbatch or self.profile.minibatch)
 
     def charged(self) -> Request:
-        """The request with the layers' times while all workers that may be busy compute."""
+        """The request with the layers' times under load, when all workers that the plan may use compute."""
         busy = min(self.cluster.workers, self.options.get("max_workers") or self.cluster.workers)
         profile, cluster = as_charged(self.profile, self.cluster, busy)
         return replace(self, profile=profile, cluster=cluster)
@@ -119,11 +119,11 @@ class TargetedProblem:
         return replace(problem, options=self.target.restrict(problem.profile, problem.options))
 
     def files(self, outcome: Outcome) -> Mapping[str, ExportFile]:
-        """The files that the target reads. Raises `InputError` if it cannot express the plan after all."""
+        """The files that the target reads. Raises `InputError` if the target cannot express the plan."""
         return export_files(self.target, outcome.problem, outcome.plan)
 
     def cost(self, outcome: Outcome, maximum_cuts: int) -> str:
-        """The cost of the restriction as a sentence: the best plans without it, and their speedup.
+        """The cost of the restriction as a sentence: the best unrestricted plans, and their speedup.
 
         One plan has the schedule of the target, the other has pipeplan's default schedule. Only the dynamic program
         searches for them.
@@ -204,7 +204,7 @@ def build_problem(request: Request) -> BuiltProblem:
 def _chosen_in_order(request: Request, orders: Sequence[tuple[int, ...]]) -> BuiltProblem:
     """The problem of the plan that is chosen in the best of these orders.
 
-    Another order than the listed one is taken only if it is faster by more than the tolerance."""
+    The listed order is kept unless another order is faster by more than the tolerance."""
     found, tried = list[BuiltProblem](), list[OrderChoice]()
     for number, order in enumerate(orders):
         ends = request.deadline.share(SHARES["choice"] / (len(orders) - number))
@@ -224,7 +224,7 @@ def _chosen_in_order(request: Request, orders: Sequence[tuple[int, ...]]) -> Bui
 def _chosen(charged: Request, request: Request) -> BuiltProblem:
     """The problem of the plan that is chosen for a request.
 
-    `charged` is the request with times beside other busy workers.
+    `charged` is the request with times under the load of other busy workers.
     """
     options = charged.checked_options()
     alone = None
@@ -242,7 +242,7 @@ def _chosen(charged: Request, request: Request) -> BuiltProblem:
         request.simulate,
     )
     known, others = question.sizes
-    # Raises the error for which every candidate would be refused. A flush schedule allows the most stages.
+    # If every candidate would be refused, this raises the reason. A flush schedule allows the most stages.
     question.problem([*known, *others][0], virtual_stages=options.virtual_stages)
     if request.before_search is not None:
         request.before_search()

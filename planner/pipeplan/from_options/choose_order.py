@@ -32,8 +32,8 @@ class OrderChoice:
     order: tuple[int, ...]
     """For every server in this order, its index in the cluster as listed."""
     step_time_s: float | None
-    """The step time of the best plan, in seconds per minibatch: the figure, or the formulas' time if some order has no
-    figure. The value is None if no plan fits."""
+    """The step time of the best plan, in seconds per minibatch; None if no plan fits. The time is simulated, or from
+    the formulas if the best plan of some order was not simulated."""
     config: str
     in_time: bool = True
     """Whether there was enough time to find a plan, or to show that there is none."""
@@ -44,7 +44,7 @@ def choose_order(
 ) -> tuple[Problem, list[OrderChoice]]:
     """The problem with its servers in the best order, and the results of all orders that were tried, best first.
 
-    The listed order is taken if it is within the tolerance of the fastest order, else the first of the fastest orders.
+    The listed order is kept if it is within the tolerance of the fastest order, else the fastest order is taken.
     The orders share the time until the deadline. A uniform cluster has one order, and the list is then empty. Raises
     `InfeasibleError` if no order has a plan.
     """
@@ -85,7 +85,7 @@ def choose_order(
 def in_order(cluster: Cluster, order: Sequence[int]) -> Cluster:
     """The cluster with its servers in this order, given by their indices.
 
-    A server without a name gets one with its old index if the index changes. Devices of a server get no such names."""
+    A server without a name is named after its old index if the index changes. Devices of a server get no such names."""
     if list(order) == list(range(len(order))):
         return cluster
     size = math.prod(level.count for level in cluster.levels[1 : cluster.server_level])
@@ -150,7 +150,7 @@ def _orders(component: _Component, *, grouped: bool) -> Iterator[tuple[int, ...]
 
 
 def _inner_orders(parts: Sequence[_Component], *, grouped: bool) -> Iterator[tuple[int, ...]]:
-    """The orders of all servers of the parts, which keep their places."""
+    """The orders of all servers. The order of the parts stays fixed."""
     if not parts:
         yield ()
         return

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 LONGEST_LAYERS_SHARE = 0.9
-"""The longest layers, which have a precision aim of their own, are those that make up this share of the total time."""
+"""The longest layers together take this share of the total time. They have a separate precision aim."""
 MIN_JUDGED_PASSES = 5
 """Smallest number of passes from which the spread is computed."""
 DRIFT_BOUND = 0.05
-"""Relative change of the total time, from the first to the last third of the passes, above which it is reported."""
+"""A larger relative change of the total time, from the first to the last third of the passes, is reported."""
 DRIFT_STANDARD_ERRORS = 4.0
 """Number of standard errors that a change must exceed to count as drift."""
 MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 120
@@ -27,11 +27,11 @@ MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 120
 class CPUClock:
     """CPU time of the calling thread if torch computes with one thread, else wall-clock time.
 
-    `how` is the kind of time that the clock takes, phrased as part of a sentence.
+    `how` is the kind of time that the clock measures, phrased as part of a sentence.
 
-    With one thread both passes run on the calling thread, so its CPU time leaves out the time that other processes
-    take. CPU time includes the slowdown from shared caches, memory bandwidth and clock frequency, and excludes waiting
-    for a core. The planner accounts for such waits itself, because it knows how many cores a cluster's workers share.
+    With one thread, forward and backward run on the calling thread, so its CPU time excludes other processes. CPU time
+    includes the slowdown from shared caches, memory bandwidth and clock frequency. CPU time excludes waiting for a
+    core. The planner accounts for such waits itself, because it knows how many cores a cluster's workers share.
     """
 
     def __init__(self, threads: int) -> None:
@@ -82,8 +82,8 @@ def repeated_s(
 ) -> float:
     """Median time of a call, in seconds, from `least` to `most` repetitions.
 
-    After `least` repetitions it stops when `budget_s` seconds have passed. `between` runs before each call, and is not
-    timed.
+    After `least` repetitions, measuring stops when `budget_s` seconds have passed. `between` runs before each call and
+    is not timed.
     """
     taken: list[Callable[[], float]] = []
     start = time.perf_counter()
@@ -164,7 +164,7 @@ def standard_error(times: Sequence[float]) -> float:
 
 
 def uncertainty(samples: Samples) -> tuple[float, float, str]:
-    """(relative standard error of the total, the largest one among the longest layers, the name of that layer)."""
+    """(relative standard error of the total, largest error among the longest layers, name of that layer)."""
     by_layer = samples.by_layer()
     total = standard_error(samples.totals(by_layer))
     cost = {name: median(times) * samples.weights.get(name, 1) for name, times in by_layer.items()}

@@ -1,6 +1,6 @@
-"""Checks of a job before it is measured: its data, and whether its stages train in the same way as the whole model.
+"""Checks a job before it is measured: its data, and whether its stages train in the same way as the whole model.
 
-If they do not, because tracing loses a module's write to a buffer, that module is taken whole.
+If tracing loses a module's write to a buffer, the stages train differently. That module then becomes a single layer.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ OnOutputs = Callable[[str, Sequence[Tensor]], None]
 class _NonLeafInput(torch.autograd.Function):
     """Makes a tensor that starts its own autograd graph, but is not a leaf.
 
-    A leaf would stay in memory until the backward pass. In training a tensor that no operator saved is freed.
+    A leaf would stay in memory until the backward pass. In training, a tensor is freed if no operator saved it.
     """
 
     @staticmethod

@@ -22,7 +22,7 @@ LIMIT_S = 120.0
 OTHERS = 0.25
 """The machine counts as disturbed if other programs use more cores than this during the trials."""
 LEAST_OURS = 0.25
-"""Smallest share of the cores that the trials are assumed to have had."""
+"""The trials are assumed to have at least this share of the cores, whatever other programs use."""
 ALLOCATOR_SHARE, ACTIVATION_SHARE = 0.12, 0.4
 """Memory that the C library's allocator takes in addition, as a share of the memory in use, and a further share of the
 activations. Measured with five models, not with the trials: docs/evidence/performance.md, "Memory"."""
@@ -74,7 +74,7 @@ class ExecutorTrials:
 
 
 def fitted(found: dict[str, Any], now: datetime) -> MachineCosts:
-    """The costs, computed from the output of the trials."""
+    """The executor's costs, computed from the output of the trials."""
     when = now.isoformat(timespec="seconds").replace("+00:00", "Z")
     trials, cores = found["trials"], len(os.sched_getaffinity(0))
     others = max(trial["others"] for trial in trials)
@@ -148,7 +148,7 @@ def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, flo
 def idle_cores_of(trials: Sequence[dict[str, Any]], cores: int) -> IdleCores | None:
     """The idle cores of the trial with one worker more than cores; None if there is no such trial.
 
-    Although there are more workers than cores, cores are sometimes idle, because the worker that could go on has no
+    Cores are sometimes idle although there are more workers than cores, because the worker that could continue has no
     core. Cores that other programs use do not count.
     """
     for trial in trials:

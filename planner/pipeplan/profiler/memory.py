@@ -3,7 +3,7 @@
 Linux grants more memory than there is, and kills a process that uses too much. With a limit at the free memory
 (`limited_memory`), the allocation fails instead, and torch reports how many bytes it requested.
 
-The memory that calls use (`record_memory_use`) comes from the records of torch's allocator. On CUDA the allocator
+The memory use of calls (`record_memory_use`) comes from the records of torch's allocator. On CUDA the allocator
 keeps counters; on the CPU torch's profiler records every allocation and release. These numbers are exact and the same
 in every run. The resident memory that the operating system reports is not, because freed blocks that fit no later
 allocation stay resident. Neither record has memory that a library obtains without the allocator, such as packed

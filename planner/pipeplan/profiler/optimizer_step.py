@@ -39,7 +39,7 @@ class StepCost:
     update_s: dict[str, float] = field(default_factory=dict)
     """Time of the optimiser's step by layer. Their sum plus `fixed_s` is the time of a step over all layers."""
     fixed_s: float = 0.0
-    """The part of a step's time that does not depend on its parameters. No layer's time includes it."""
+    """The time of a step that does not depend on its parameters. No layer's time includes this part."""
     loaded: float = 1.0
     """Ratio: the time of a step with all cores busy, divided by its time alone."""
     peak_bytes: int = 0

@@ -18,7 +18,7 @@ class ProfilerOptions:
     """The options by which a model is traced and measured, or estimated."""
 
     batches: tuple[int, ...] = ()
-    """Minibatch sizes in samples: that of the profile, then others of the same run. Empty for the job's own size."""
+    """Minibatch sizes in samples: the profile's size, then further sizes to measure. Empty for the job's own size."""
     halvings: int = 0
     """Number of halvings of the first size that are measured briefly as well."""
     device: str = "cpu"
@@ -28,7 +28,7 @@ class ProfilerOptions:
     repeats: int | None = None
     """Number of measured passes; None to go on until the spread is small."""
     warmup: int = 2
-    """Number of passes before the measured passes. Only one is run if passes are long."""
+    """Number of passes before the measured passes. If passes are long, only one pass is run."""
     seed: int = 0
     granularity: str = "layer"
     """The size of a layer: `module`, `layer` or `op`."""

@@ -117,7 +117,7 @@ def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
 
 
 def training_lacks(job: Job) -> tuple[TrainingNeed, ...]:
-    """The needs of training that the job lacks."""
+    """The inputs of training that the job lacks: a loss, data."""
     needs: tuple[TrainingNeed, ...] = ("loss", "data")
     return tuple(need for need in needs if getattr(job, need) is None)
 

@@ -1,4 +1,4 @@
-"""The time of an empty layer. A stage has this overhead once, and not once for each layer."""
+"""The time of an empty layer. A stage has this overhead only once, however many layers it has."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Overhead:
 def measure_overhead(run: LayerRun, clock: Clock, device: torch.device, passes: int) -> Overhead:
     """Time an empty layer, which returns its input, after every layer of the model: medians over `passes` passes.
 
-    The empty layer runs between the other layers. In a separate loop all caches would be warm, and it would take a
-    quarter of the time.
+    The empty layer runs between the other layers. In a separate loop all caches would be warm, and the measured time
+    would be a quarter.
     """
     empty, tensor = empty_layer(), torch.zeros(1, device=device)
     forward: list[Callable[[], float]] = []

@@ -35,13 +35,13 @@ LONG_PASS_S = 1.0
 """Passes that take at least this time are long. One long pass is enough to warm up. After a long pass the caches hold
 nothing useful, so the whole model need not run after every pass over the layers."""
 TURN_S = 0.2
-"""Seconds of a turn. Passes alone and passes under load take turns, so that both see the same speed of the machine."""
+"""Length of a turn, in seconds. Passes alone and under load take turns, so that both see the same machine speed."""
 MOST_EVICTING_BYTES = 1 << 25
 """Most bytes that are read and written to evict the caches before a pass. More bytes have no effect."""
 SPLIT_PASSES = 5
-"""Number of passes after which the backward pass is also run in two parts."""
+"""Number of times that the backward pass is also run in two parts."""
 WHOLE_EVERY = 3
-"""If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after every third."""
+"""If passes are long, the whole model runs in the first `WHOLE_EVERY` passes, then once in `WHOLE_EVERY`."""
 
 
 class Passes:
@@ -112,8 +112,8 @@ class Passes:
     ) -> tuple[Samples, Samples | None]:
         """Run `repeats` measured passes. If it is None, run passes until the aim is reached or its time is used up.
 
-        With a `load`, further passes run under it, and the second result has their times. The two kinds take turns
-        until there are enough of both, so that a changing speed of the machine affects both.
+        With a `load`, further passes run under it, and the second result has their times. Both kinds of passes take
+        turns until there are enough of each, so that a change of the machine's speed affects both.
         """
         alone = Series(Samples(self.run.weights), aim, repeats)
         loaded = None if load is None else Series(Samples(self.run.weights), aim, repeats)
@@ -167,7 +167,7 @@ class Passes:
         return cost
 
     def run_both(self, samples: Samples | None) -> None:
-        """Run the layers, then the whole model. They take turns, so that a machine that becomes slower affects both."""
+        """Run the layers, then the whole model, in turn, so that a machine that becomes slower affects both times."""
         done = samples.passes if samples is not None else 0
         self.eviction.run()
         forward = self.run.forward(self.clock.measure)
@@ -250,7 +250,7 @@ def training_loss(job: Job, batch: Batch) -> Callable[[Any, Any], Tensor]:
 
 
 def sum_of_outputs(output: Any, target: Any) -> Tensor:
-    """Sum of all outputs that have a gradient: a scalar to start a backward pass from if there is no loss.
+    """Sum of all outputs that have a gradient. A backward pass starts from this scalar if there is no loss.
 
     Raises `LaunchError` if no output has a gradient.
     """

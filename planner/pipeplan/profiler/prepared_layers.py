@@ -64,7 +64,7 @@ class TensorKind:
 def prepare_layer(traced: TracedModel, name: str, device: torch.device, copies: SharedCopies) -> PreparedLayer:
     """Cut the layer of this name out of the model, and put its constants on the device.
 
-    If a stage computes a tensor once for several layers, the first layer computes it and the others receive it.
+    If a stage computes a tensor once for several layers, the first of these layers computes the tensor for all.
     """
     tensors = (*traced.tensors, *copies.tensors)
     receives = tuple(spec for spec in tensors if name in spec.consumers)
@@ -162,7 +162,7 @@ def _may_be_indices(tensor: Tensor) -> bool:
 
 
 def graph_signature(module: fx.GraphModule) -> Hashable:
-    """A hashable value of a graph, equal for graphs that run the same operators on the same arguments in order."""
+    """A hashable key of a graph. Graphs that run the same operators on the same arguments in order have equal keys."""
     number = {node: index for index, node in enumerate(module.graph.nodes)}
 
     def value(argument: Any) -> Hashable:

@@ -56,8 +56,8 @@ LOST = "a process that kept a core busy has ended"
 def profile_model(ref: str, options: ProfilerOptions, progress: Progress = lambda done, total, what: None) -> Profile:
     """Profile the model that `ref` names, or estimate its profile for a device that this machine does not have.
 
-    Raises `InputError` if the model cannot be profiled, or if an option is wrong. If the model does not fit, the error
-    says how much memory is needed.
+    Raises `InputError` if the model cannot be profiled, or if an option is wrong. If the model does not fit in memory,
+    the error says how much is needed.
     """
     _check(options)
     if options.device not in LOCAL_DEVICES:

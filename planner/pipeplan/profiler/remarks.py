@@ -1,9 +1,8 @@
-"""Remarks in a profile: missing properties that a pipeline needs, found on one minibatch, and time that layers leave
-out.
+"""Remarks in a profile: properties that a pipeline needs but the job lacks, and time that no layer accounts for.
 
-An update of a pipeline uses the mean of the gradients of its minibatches. It equals the update of one process with the
-whole batch under two conditions. The loss is a mean over samples, or over what the job's `loss_weight` counts. The
-optimiser changes every parameter independently of the others.
+A pipeline updates with the mean gradient of its minibatches. This update equals the update of one process with the
+whole batch under two conditions. The loss must be a mean over samples, or over the units that the job's `loss_weight`
+counts. The optimiser must change every parameter independently of the others.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from pipeplan_launch.tracing.trace import TracedModel
 TOLERANCE = 1e-3
 """Relative difference below which two losses count as equal, because reduced precision rounds."""
 PROBE_STEPS = 3
-"""Steps of an optimiser in the test whether it treats every parameter separately."""
+"""Number of optimiser steps in the test for separate treatment of every parameter."""
 MAX_SUM_DEVIATION = 0.1
 """A remark is made if the sum of the layers differs from the whole model by more than this share."""
 MAX_NAMED = 3

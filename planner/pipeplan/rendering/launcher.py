@@ -30,12 +30,12 @@ class TemplateContext:
     model: str
     """Name of the model."""
     model_ref: str
-    """Reference by which the executor loads the model; empty if the plan has none. The path of a file is absolute if
-    the plan folder is known."""
+    """The executor loads the model by this reference; empty if the plan has none. A file's path is absolute if the plan
+    folder is known."""
     config: str
     """The plan in short: the replicas of every stage, such as `15-1`."""
     updates: str
-    """One sentence on how old gradients are and what an update averages over; empty for inference."""
+    """One sentence on the age of gradients and on the samples of an update; empty for inference."""
     inference: bool
     servers: int
     """Number of servers up to the last server with a busy worker. Nothing is started on later servers."""

@@ -42,7 +42,7 @@ def refuse_to_overwrite_plan(folder: Path, force: bool) -> None:
 
 
 def holds_unused_plan(folder: Path) -> bool:
-    """Whether a folder has a plan as `write_plan` wrote it, and no run of the plan was started."""
+    """Whether a folder has an unchanged plan of `write_plan`, and no run of the plan was started."""
     script = folder / LOCAL.file_name
     if not script.is_file() or any(folder.glob("runs/*")):
         return False

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 STAGE_FORMAT, FORMAT_VERSION = "pipeplan-stage", 1
 UNWRITTEN_DEFAULTS = {"correction": "none", "virtual_stages": None, "sharding": Sharding.NONE, "unequal_shares": False}
-"""Options that plan.json has only if they have another value than this."""
+"""Options that plan.json omits if they have these values."""
 
 
 def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
     """The contents of the stage files. Each has everything that a worker of the stage needs to know.
 
     `folder` is the plan folder, to which the path of the job is relative; None for a plan that is not written. Servers
-    after the last one with a busy worker are left out, because nothing is started there.
+    after the last server with a busy worker are left out, because nothing is started there.
     """
     problem, plan = outcome.problem, outcome.plan
     profile, cluster = problem.profile, problem.cluster
@@ -232,7 +232,7 @@ def _stage_predictions(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _worker_prediction(outcome: Outcome, index: int, stage: dict[str, Any]) -> dict[str, Any]:
-    """Further predictions for a worker of the stage, for each of its minibatches, at the step time of the answer."""
+    """Further predictions per minibatch for a worker of the stage, at the step time of the answer."""
     plan, cluster = outcome.plan, outcome.problem.cluster
     # The executor's table compares a run with the answer's step time. Waiting is the rest of that time.
     score = replace(outcome.evaluation, step_time_s=outcome.predicted_s)
@@ -250,9 +250,9 @@ def _worker_prediction(outcome: Outcome, index: int, stage: dict[str, Any]) -> d
 def planned_links(outcome: Outcome, workers: int) -> list[dict[str, Any]]:
     """The levels of the cluster, innermost first: components, rates, and how long the plan keeps network cards busy.
 
-    Only the first `workers` workers count. `span` is the number of components that a component of the level joins.
+    Only the first `workers` workers count. `span` is the number of components that each component of the level joins.
     `sendrecv` and `allreduce` are in bytes per second, null if unlimited. `cards_s` is in seconds per minibatch for one
-    network card. If the components of a level differ, a value is a list over them.
+    network card. If the components of a level differ, a value is a list with an entry for each component.
     """
     problem = outcome.problem
     cluster, links = problem.cluster, Links.of(problem.cluster)

@@ -13,7 +13,7 @@ from pipeplan.util.text import one_line
 def load_template(name: str) -> jinja2.Template:
     """Load a template of the bundled folder.
 
-    The template's filters are `shell_quote`, for every value that a shell reads, and `one_line`, for comments.
+    Templates apply the filter `shell_quote` to every value that a shell reads, and `one_line` to comments.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(files.bundled_folder("templates")),

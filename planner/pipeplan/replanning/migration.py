@@ -43,7 +43,7 @@ class LayerShift:
 
 @dataclass(frozen=True)
 class BatchChange:
-    """Consecutive layers whose updates average equally many samples."""
+    """Consecutive layers whose updates average the same number of samples."""
 
     layers: tuple[str, ...]
     minibatches_was: int

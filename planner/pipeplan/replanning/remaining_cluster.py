@@ -38,7 +38,7 @@ class RemainingCluster:
 def workers_named(names: Iterable[str], cluster: Cluster) -> frozenset[int]:
     """The workers named by texts such as `server2`, `worker5` (of the cluster) or `server1.worker2`, counted from 0.
 
-    Raises `InputError` for a name of another form, or of a server or worker that the cluster does not have.
+    Raises `InputError` if a name has another form, or if the cluster has no such server or worker.
     """
     workers: set[int] = set()
     for name in names:
@@ -71,7 +71,7 @@ def remove_workers(cluster: Cluster, lost: frozenset[int]) -> RemainingCluster:
     """The cluster without the lost workers, and without servers that lost all workers.
 
     Servers may be left with different numbers of workers. Raises `InputError` if nothing is left, or if the levels
-    above the servers would join unequal numbers of them, which a cluster cannot express.
+    above the servers would join unequal numbers of servers, which a cluster cannot express.
     """
     workers = tuple(worker for worker in range(cluster.workers) if worker not in lost)
     if not workers:

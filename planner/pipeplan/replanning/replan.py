@@ -204,7 +204,7 @@ def helpful_options(problem: Problem, deadline: Deadline = NO_DEADLINE) -> list[
 
 
 def _first_that_fits(problem: Problem, deadline: Deadline) -> Iterator[int]:
-    """The largest feasible size among the minibatch halved once, twice and so on; empty if there is none."""
+    """Halve the minibatch until the problem is feasible, and yield that size; empty if no size is feasible."""
     size = problem.profile.minibatch // 2
     while size >= 1:
         if _fits(replace(problem, profile=problem.profile.rescaled(size)), deadline):

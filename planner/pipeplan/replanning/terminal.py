@@ -73,7 +73,7 @@ def _workers(report: ReplanReport) -> Table:
 
 
 def _alike(worker: WorkerChange) -> tuple[object, ...]:
-    """The properties that must be equal for consecutive workers to be shown in one row."""
+    """Consecutive workers share a row of the table if these properties are equal."""
     return worker.server, worker.stages, worker.stages_was, worker.taken, worker.was is None
 
 

@@ -113,7 +113,7 @@ def _learning(source: ReportSource) -> str:
 
 
 def predicted_figures(source: ReportSource) -> dict[str, Any]:
-    """The step time, the step time by the formulas with its limiting resource, and the throughput in other units."""
+    """The step time, its value by the formulas, the limiting resource, and the throughput in other units."""
     step_s, node = source.stated.step_s, source.root.get("throughput")
     return {
         "minibatch_s": step_s,

@@ -14,7 +14,7 @@ from pipeplan.report.source import ReportSource
 from pipeplan.util.text import one_line
 
 BEST = "best "
-"""Prefix of the name of a baseline that plan.json states to be the best of its kind."""
+"""Names of baselines begin with this text if plan.json calls them the best of their kind."""
 MAX_CONFIG_LENGTH = 24
 """Largest number of characters of a configuration. A longer one is described by its number of stages."""
 SEARCHED_SPACE = (
@@ -75,8 +75,8 @@ def _remark(baseline: PlanBaseline) -> str:
 def certificate_section(source: ReportSource) -> dict[str, Any]:
     """The section `certificate` of the report: `proven`, `gap`, `bound_s` and the sentences.
 
-    The section has only what the check of plan.json establishes. What the file itself says about a proof is left out,
-    except a gap that is wider than the gap shown by the check.
+    The section has only facts that the check of plan.json establishes. The proof that the file itself claims is left
+    out, except for a gap that is wider than the gap shown by the check.
     """
     checked, shown = source.checked, source.checked.shown
     sentences = [f"{checked.proof[:1].upper()}{checked.proof[1:]}."]

@@ -30,7 +30,7 @@ class LoadRow:
     binds: bool
     """Whether the plan names this resource as the one that limits the step time."""
     part: bool
-    """Whether the row is a part of a batch under a flush schedule. The shares of these parts add up to 1."""
+    """Whether the row is a part of a batch under a flush schedule. The shares of all such rows add up to 1."""
     rate: float | None = None
     bytes_per_minibatch: float | None = None
     simulated_busy: float | None = None
@@ -90,7 +90,7 @@ INTERVAL_KINDS = ("forward", "backward", "weights", "update", "all-reduce")
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Memory over time of the worker of a stage that needs the most memory."""
+    """Memory over time of one worker of a stage: the worker that needs the most memory."""
 
     stage: int
     worker: int

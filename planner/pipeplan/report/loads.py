@@ -13,7 +13,7 @@ from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
 
 FILL_AND_DRAIN = "filling and draining the pipeline"
-"""A name in `bound_by` that covers two parts of a batch: the first microbatch's passes and its transfers."""
+"""A value of `bound_by` for two parts of a batch: the first microbatch's passes and its transfers."""
 MAX_LOADS = 100
 """Largest number of loads that are listed."""
 

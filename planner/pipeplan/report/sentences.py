@@ -19,7 +19,7 @@ EQUAL_TIME = 0.01
 STALE = 1e-6
 """Relative difference above which a plan's step time disagrees with the present cost model."""
 NOTABLE_SLOWDOWN, BUSY_SHARE = 0.03, 0.9
-"""A slowdown against the formulas above the first share is explained by a link busier than the second share."""
+"""If a plan is slower than the formulas by more than the first share, a link busier than the second explains it."""
 
 
 def section_sentences(

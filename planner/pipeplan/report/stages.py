@@ -119,7 +119,7 @@ def memory_rows(
 ) -> list[StageMemory]:
     """Memory of one worker per stage until `end_s`. If there are very many stages, an evenly spaced selection is shown.
 
-    The peaks of a run are those of the fullest worker of every stage.
+    The measured peak of a stage in a run is the peak of its fullest worker.
     """
     measured = {} if run is None else {stage.stage: stage.memory_bytes.measured for stage in run.summary.stages}
     stages = source.scenario.stages
@@ -156,7 +156,7 @@ def memory_rows(
 
 
 def _thinned(steps: list[tuple[float, int]], most: int) -> list[tuple[float, int]]:
-    """The steps that change the memory. If there are more than `most`, only the highest of every few steps is kept."""
+    """The steps that change the memory. Above `most` steps, each group of consecutive steps keeps only the highest."""
     kept = [steps[0]]
     for time_s, size in steps[1:]:
         if time_s == kept[-1][0]:

@@ -19,17 +19,17 @@ from pipeplan.simulation.scenario import Scenario
 from pipeplan.simulation.simulate import Simulated, simulate
 
 MAX_PASSES = 40_000
-"""Most forward and backward passes that are simulated with shared network cards, which takes a few seconds."""
+"""Largest number of passes that are simulated with shared network cards; simulating them takes a few seconds."""
 MAX_PASSES_WITHOUT_CARDS = 120_000
 """Largest number of passes that are simulated without shared network cards."""
 MAX_LANES = 64
 MAX_INTERVALS = 12_000
 """Largest number of predicted intervals, and of measured intervals, that are drawn."""
 STEADY_TOLERANCE, STEADY_TOLERANCE_FACTOR = 0.01, 2.0
-"""A round is steady if its step time differs from the steady step time by at most the first share, or by at most the
-second factor times the largest difference among the measured steady rounds."""
+"""A round is steady if the relative difference between its step time and the steady step time is at most the first
+number, or at most the second number times the largest difference among the measured steady rounds."""
 MIN_SHOWN_BEATS, MIN_SHOWN_MINIBATCHES = 3, 8
-"""Number of beats (see `beat`) of the steady part that are shown, and smallest number of minibatches."""
+"""Smallest number of beats (see `beat`), and of minibatches, that are shown of the steady state."""
 MAX_BEAT = 64
 """Largest number of minibatches of a beat, unless the schedule or the replicas fix it."""
 LaneInterval = tuple[int, int, int, float, float]
@@ -42,7 +42,7 @@ class ReportSimulation(Simulated):
     """A simulated plan."""
 
     remark: str = ""
-    """A sentence on what the simulation leaves out; empty if it is that of `pipeplan simulate`."""
+    """A sentence on omissions against the simulation of `pipeplan simulate`; empty if there are none."""
 
 
 def simulate_for_report(scenario: Scenario) -> ReportSimulation:
@@ -82,10 +82,10 @@ def shown_lanes(scenario: Scenario) -> tuple[list[tuple[int, int]], str]:
 
 
 def pipeline_timeline(simulated: ReportSimulation, run: MeasuredRun | None = None) -> PipelineTimeline:
-    """The predicted timeline, and that of a run.
+    """The predicted timeline, and the timeline of a run.
 
-    The predicted timeline begins with the first minibatch. The timeline ends after as many minibatches as the run
-    recorded, or, without a run, after a few rounds of the steady state. Raises `InputError` if the run is a run of
+    The predicted timeline begins with the first minibatch. The timeline has the number of minibatches that the run
+    recorded, or, without a run, a few rounds of the steady state. Raises `InputError` if the run is a run of
     another plan.
     """
     scenario, (shown, omitted) = simulated.scenario, shown_lanes(simulated.scenario)
@@ -111,9 +111,9 @@ def pipeline_timeline(simulated: ReportSimulation, run: MeasuredRun | None = Non
 
 
 def steady_start(simulated: ReportSimulation) -> float | None:
-    """Start of the steady state in seconds: from then on all rounds of the replicas have the steady step time.
+    """Start of the steady state in seconds. From this time on, all rounds of the replicas have the steady step time.
 
-    The result is None if the simulation found no steady state.
+    None if the simulation found no steady state.
     """
     steady = simulated.report.steady
     if steady is None:
@@ -144,7 +144,7 @@ def _predicted_end_s(simulated: ReportSimulation, began: float | None, run: Meas
 
 
 def beat(scenario: Scenario) -> int:
-    """The beat: number of minibatches after which a pipeline's schedule repeats, which is a round of all replicas.
+    """The beat: the number of minibatches after which a pipeline's schedule repeats. This is a round of all replicas.
 
     If such a round is long, the beat is the number of minibatches between two updates, or a round of the replicas of
     the largest stage.
@@ -160,7 +160,7 @@ def _intervals(
 ) -> tuple[list[LaneInterval], float]:
     """The intervals that begin before `end_s`, in order of their start, and the time up to which they are complete.
 
-    There are at most `MAX_INTERVALS` of them. Waits are left out.
+    At most `MAX_INTERVALS` intervals are returned. Waits are left out.
     """
     number_of: Mapping[tuple[int, int], int] = {place: number for number, place in enumerate(shown)}
     kinds = {kind: number for number, kind in enumerate(INTERVAL_KINDS)}

@@ -51,7 +51,7 @@ def hourly_price(point: SweepPoint, per_server: float | None) -> float | None:
 
 
 def pareto_rows(rows: Sequence[SweepRow]) -> set[int]:
-    """Indices of the rows than which no other row is both as fast and as cheap: the Pareto set."""
+    """Indices of the Pareto set: rows for which no other row is faster and not dearer, or cheaper and not slower."""
     known = [(number, row.rate, row.cost) for number, row in enumerate(rows)]
     priced = [(number, rate, cost) for number, rate, cost in known if rate is not None and cost is not None]
     return {

@@ -31,9 +31,9 @@ class PointAnswer:
     """The result of solving a point."""
 
     step_time_s: float | None = None
-    """The figure, in seconds per minibatch; None if there is no plan."""
+    """Step time of the plan, in seconds per minibatch; None if there is no plan."""
     over_parallelism: float | None = None
-    """Speedup over data parallelism, even if that does not fit in memory; None if unknown."""
+    """Speedup over data parallelism, even if data parallelism does not fit in memory; None if unknown."""
     parallelism_fits: bool = True
     """Whether data parallelism fits in memory."""
     config: str = ""
@@ -105,7 +105,7 @@ def _over_parallelism(outcome: Outcome) -> tuple[float | None, bool]:
 
 
 def _proven(outcome: Outcome) -> str:
-    """The solvers that proved the plan optimal, `scoring` if that needs no solver, or the gap."""
+    """The solvers that proved the plan optimal, `scoring` if the proof needs no solver, or the gap."""
     if outcome.status != Status.OPTIMAL:
         return f"gap {outcome.gap:.1%}"
     return "+".join(solver.split()[0] for solver in outcome.verdict.provers) or "scoring"

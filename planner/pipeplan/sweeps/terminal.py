@@ -15,7 +15,7 @@ from pipeplan.util.units import show_time
 
 LONGEST_CONFIG = 14
 MANY = 5
-"""Number of columns of settings from which on a column is left out if its values follow from other columns."""
+"""At this number of setting columns or more, a column is left out if its values follow from other columns."""
 PARETO = "*"
 EXPENDABLE = ("proven\nby", "a micro-\nbatch", "over\nDP", "plan")
 """Columns that are left out if a terminal is too narrow, in this order."""
@@ -101,7 +101,7 @@ def _table(rows: Sequence[SweepRow], names: list[str]) -> FittingTable:
 
 
 def _columns(rows: Sequence[SweepRow], names: list[str]) -> list[tuple[str, list[Text]]]:
-    """Headings with the cells below them. With `MANY` settings, columns that follow from the others are left out."""
+    """Headings with the cells below them. From `MANY` settings on, columns that follow from others are left out."""
     best = pareto_rows(rows)
     step_times = [show_time(row.answer.step_time_s) if row.answer.step_time_s is not None else "-" for row in rows]
     columns = [("", [str(number + 1) for number in range(len(rows))])]

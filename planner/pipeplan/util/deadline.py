@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class OutOfTime(Exception):
-    """The deadline passed during a search, or the search exceeded its effort."""
+    """The deadline passed during a search, or the search exceeded its limit on work."""
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class IdealGrowth:
             yield node, ideal | bit, ready ^ bit | self._freed(ideal | bit, node)
 
     def _freed(self, ideal: int, node: int) -> int:
-        """The successors of `node` that become ready when it is added and `ideal` results."""
+        """The successors of `node` that become ready when `node` is added; `ideal` already contains `node`."""
         freed = 0
         for following in self.successors[node]:
             if self.predecessors[following] & ~ideal == 0:

@@ -49,7 +49,7 @@ _WRITTEN: dict[Any, Any] = {
     WrittenShare: parse_share,
 }
 _NEEDS_UNIT: dict[Any, str] = {WrittenRate: "10 Gbit/s", WrittenTime: "50 us"}
-"""Quantities that must have a unit, because people write them in several units, each with an example."""
+"""Quantities that must have a unit, each with an example. Users write them in several units."""
 _Document = TypeVar("_Document")
 
 
@@ -100,8 +100,8 @@ _TYPES: dict[object, type] = {float: float, float | None: float, int: int, int |
 def settle_numbers(instance: Any) -> None:
     """Turn whole numbers in fields of type `float` into floats, and whole floats in fields of type `int` into integers.
 
-    This is for `__post_init__` of frozen dataclasses. `Level("server", 2, 12_000_000_000)` is then written as
-    `12000000000.0`, which a reader of the file also finds. Other values stay unchanged, and checks report them.
+    This is for `__post_init__` of frozen dataclasses. `Level("server", 2, 12_000_000_000)` is then written with
+    `12000000000.0`, as a reader of the file would have it. Other values stay unchanged, and checks report them.
     """
     kind: type = type(instance)
     for name, wanted in _numeric_fields(kind):

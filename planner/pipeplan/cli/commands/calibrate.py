@@ -38,9 +38,9 @@ from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_time
 
 DISTURBED = 0.05
-"""Share of a worker's time spent waiting for a core above which a note reports it."""
+"""A note reports workers that wait for a core for more than this share of their time."""
 MOST_SLACK = 1.25
-"""Factor on the times of all layers above which a note reports it."""
+"""A note reports a larger factor on the times of all layers."""
 _REMARK = "written by pipeplan calibrate"
 
 

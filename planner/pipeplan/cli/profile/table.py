@@ -20,7 +20,7 @@ MIB, GIB = 2**20, 2**30
 WIDE = 10 * GIB
 """Smallest total of a column, in bytes, that is shown in GiB."""
 LEAST_SHARE = 0.05
-"""Smallest share of the time at which a layer may be named as the one that busy cores slow down the most."""
+"""Layers with a smaller share of the time are not named as the layer that busy cores slow down the most."""
 MUCH_READING = 0.1
 """Share of the compute time above which separate processes for reading samples are recommended."""
 LONGEST = 18

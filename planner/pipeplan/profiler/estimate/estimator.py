@@ -37,7 +37,7 @@ ESTIMATE_METHOD = (
     "operator reaches on the device, by its device file"
 )
 UPDATE_PASSES = 3
-"""Tensors of a parameter's size that a step moves besides the state: parameter (read, written) and gradient."""
+"""A step reads each parameter, writes it, and reads its gradient: three tensors of its size, plus the state."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def trace_for_estimate(ref: str, seed: int, minibatch: int | None, granularity: 
         return TracedJob(job, trace_job(without_data(job), minibatch or job.minibatch, granularity), "")
     except LaunchError as error:
         reason = str(error)
-    # The model may need real tensors. If it does not work with them either, that error is the one to report.
+    # The model may need real tensors. If it fails with real tensors too, that second error is reported.
     job = load_job(ref, seed)
     traced = trace_job(job, minibatch or job.minibatch, granularity)
     return TracedJob(
@@ -104,7 +104,7 @@ def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lamb
         built = trace_for_estimate(ref, options.seed, options.minibatch, options.granularity)
         sizes = options.batches or (built.job.minibatch,)
         if built.traced.dynamic_batch:
-            # An estimate is nearly linear in the samples, so both ends are enough. Large models would take long.
+            # An estimate is nearly linear in the samples, so the smallest and the largest size are enough.
             sizes += tuple(smaller_sizes(sizes, options.halvings)[-1:])
         ratio = optimizer_state(built.job).ratio
         all_counts, estimated = [], []

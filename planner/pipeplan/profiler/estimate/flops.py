@@ -80,13 +80,12 @@ class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def note(self, works: list[Work]) -> None:
-        """Add work to the layer that does it."""
+        """Add work to the layer that runs it."""
         node: Any = torch._C._current_autograd_node()
         if not self.backwards:
             self.counts.forward[self.layer] += works
         elif node is None:
-            # Autograd adds up gradients between two functions. The work counts for the next function, which made the
-            # tensor.
+            # Autograd sums gradients before it runs the function that made the tensor. That function gets the work.
             self._waiting += works
         else:
             self.counts.backward[self._charged()] += self._waiting + works
@@ -163,7 +162,7 @@ class _Pass:
         target = tree_map_only(Tensor, _without_data, self.batch.target)
         output, state = tree_unflatten(outputs, output_spec(self.traced)), self.traced.loss_state
         with user_code_errors(loss_text(self.loss)):
-            if state is None or target is None:  # without a target the loss is not the job's
+            if state is None or target is None:  # without a target, the job's own loss cannot be computed
                 value = self.loss(output, target)
             else:
                 tensors = {**state.parameters(), **state.buffers()}

@@ -46,7 +46,7 @@ class Work:
     kind: str
     """One of `pipeplan.cluster_data.devices.OPERATOR_KINDS`."""
     arithmetic: str
-    """The type that it computes in, one of `pipeplan.cluster_data.devices.ARITHMETICS`."""
+    """The number type of its arithmetic, one of `pipeplan.cluster_data.devices.ARITHMETICS`."""
     flops: float = 0.0
     """FLOPs, two per multiply-add; 0 for operators whose time is limited by memory."""
     bytes: float = 0.0
