@@ -13,7 +13,7 @@ from pipeplan_launch.comm.buckets import Bucket, BucketExchange, UpdateGroup
 from pipeplan_launch.comm.gaia_filter import SignificanceFilter, StepSizes
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.run_options import Compression, GradientAveraging
+from pipeplan_launch.plan.run_options import BFLOAT16, Compression, GradientAveraging
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
@@ -137,7 +137,7 @@ class PowerSGDExchange(BucketExchange):
 
 def compressed_exchange(group: dist.ProcessGroup, how: Compression) -> Bfloat16Exchange | PowerSGDExchange:
     """The exchange that compresses the gradients of one stage's replicas."""
-    return Bfloat16Exchange(group) if how.kind == "bf16" else PowerSGDExchange(group, how.rank, how.exact)
+    return Bfloat16Exchange(group) if how.kind == BFLOAT16 else PowerSGDExchange(group, how.rank, how.exact)
 
 
 def _redraw_zero_columns(starting: Tensor, seed: int) -> None:

@@ -166,7 +166,14 @@ class DataParallelEngines(Engines):
         averaging, groups = self._options.averaging, self._groups
         shards = groups.replicas if averaging.shards_optimizer else None
         return DataParallelTraining(
-            place, transport, recorder, groups.replicas, groups.flush, self._mesh(place), shards
+            place,
+            transport,
+            recorder,
+            groups.replicas,
+            groups.flush,
+            self._mesh(place),
+            shards,
+            rounds=averaging.compression is not None,
         )
 
     def forward(
@@ -209,10 +216,12 @@ class DataParallelTraining(TrainingEngine):
         flush: dist.ProcessGroup | None,
         mesh: DeviceMesh | None,
         sharing: dist.ProcessGroup | None,
+        *,
+        rounds: bool,
     ) -> None:
         """`group`: the replicas, None if there is only one. `flush`: the replicas, for tensors on the CPU, if each
         holds a part of the weights. `mesh`: the arrangement of the replicas under FSDP2; None for DDP. `sharing`: the
-        replicas, if they divide the optimiser.
+        replicas, if they divide the optimiser. `rounds`: whether DDP sends gradients as bfloat16.
 
         Raises `LaunchError` for a job that this engine cannot run.
         """
@@ -221,7 +230,7 @@ class DataParallelTraining(TrainingEngine):
         self._program = program
         if place.recomputes:
             recompute_blocks(program.model)
-        self._wrapper, hooks = _wrapped(program, group, mesh)
+        self._wrapper, hooks = _wrapped(program, group, mesh, rounds=rounds)
         passes = {
             ActionKind.FORWARD: self._forward,
             ActionKind.BACKWARD: self._backward,
@@ -410,7 +419,7 @@ class ShardedEvaluation(ForwardEngine):
 
 
 def _wrapped(
-    program: ModuleProgram, group: dist.ProcessGroup | None, mesh: DeviceMesh | None
+    program: ModuleProgram, group: dist.ProcessGroup | None, mesh: DeviceMesh | None, *, rounds: bool
 ) -> tuple[Wrapper, dict[str, Mapping[int, GradientHook]]]:
     """(the module in torch's wrapper, the user's hooks on gradients, which get the mean gradient of an update)."""
     if mesh is not None:
@@ -418,4 +427,4 @@ def _wrapped(
     hooks = take_hooks(program.parameters_by_name())
     if group is None or not any(one.requires_grad for one in program.parameters_by_name().values()):
         return Alone(program.whole), hooks
-    return Replicated(program.whole, group), hooks
+    return Replicated(program.whole, group, rounds=rounds), hooks

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor, is_grad_enabled, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -153,8 +154,8 @@ class Alone:
 class Replicated:
     """DDP: every replica holds all weights."""
 
-    def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
-        """`group`: the replicas, which have the same weights.
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup, *, rounds: bool) -> None:
+        """`group`: the replicas, which have the same weights. `rounds`: whether they send gradients as bfloat16.
 
         torch chooses the bucket sizes. DDP fills buckets from the first parameter on, and by default the first bucket
         closes at 1 MiB. Backward completes that bucket last, so little of the all-reduce is left after the pass.
@@ -169,6 +170,8 @@ class Replicated:
                 gradient_as_bucket_view=True,
                 find_unused_parameters=True,  # a parameter that no replica has used is not updated
             )
+        if rounds:
+            self._ddp.register_comm_hook(group, _exchange_rounded)
 
     @contextmanager
     def exchanging(self, last: bool) -> Iterator[None]:
@@ -178,6 +181,12 @@ class Replicated:
         else:
             with self._ddp.no_sync():
                 yield
+
+
+# Without annotations and under a name of its own, because DDP refuses torch's hook on machines without GPUs.
+def _exchange_rounded(group, bucket):  # type: ignore[no-untyped-def]
+    """Average a bucket of gradients as bfloat16. Complex gradients are averaged as they are."""
+    return (allreduce_hook if bucket.buffer().is_complex() else bf16_compress_hook)(group, bucket)
 
 
 class Sharded:

@@ -117,6 +117,7 @@ def _by_stage(values: Sequence[int], unit: str) -> str:
     return f"{', '.join(listed if len(listed) <= MOST_LISTED else [*listed[:3], '…', listed[-1]])} {unit} by stage"
 
 
+BFLOAT16 = "bf16"
 _COMPRESSION = re.compile(r"bf16|powersgd(?::([1-9]\d{0,3})(?::(\d{1,9}))?)?")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
 EXACT_UPDATES = 10  # torch recommends a tenth of all updates, and requires 2
@@ -185,8 +186,8 @@ def parse_compression(text: str) -> Compression:
     match = _COMPRESSION.fullmatch(text)
     if match is None:
         raise ValueError(f"{text[:40]!r} is neither bf16 nor powersgd, powersgd:RANK or powersgd:RANK:EXACT_UPDATES")
-    if text == "bf16":
-        return Compression("bf16")
+    if text == BFLOAT16:
+        return Compression(BFLOAT16)
     rank, exact = match.groups()
     return Compression("powersgd", int(rank or 1), EXACT_UPDATES if exact is None else int(exact))
 

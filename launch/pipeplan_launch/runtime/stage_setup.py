@@ -27,7 +27,14 @@ from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.job_reference import job_file
 from pipeplan_launch.models.sleeping_stage import load_emulated_stages
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
-from pipeplan_launch.plan.run_options import AS_PLANNED, AUTO, EXACT_AVERAGING, GradientAveraging, StalenessOptions
+from pipeplan_launch.plan.run_options import (
+    AS_PLANNED,
+    AUTO,
+    BFLOAT16,
+    EXACT_AVERAGING,
+    GradientAveraging,
+    StalenessOptions,
+)
 from pipeplan_launch.runtime.data import (
     MinibatchSizes,
     check_order,
@@ -95,7 +102,8 @@ class RunOptions:
         if plan.data_parallel in SHARDED:
             return True  # `check_averaging_options` has refused these options
         averaging = self.averaging
-        traced = averaging.compression or averaging.significance or self.compile_backend or plan.emulated
+        thin = averaging.compression is not None and averaging.compression.kind != BFLOAT16
+        traced = thin or averaging.significance or self.compile_backend or plan.emulated
         return bool(plan.data_parallel) and not traced
 
 

@@ -34,6 +34,7 @@ from pipeplan_launch.data_parallel.wrapping import (
 )
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.pass_conditions import mix_seed
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.run_options import GradientAveraging, check_averaging_options, parse_compression
 from pipeplan_launch.plan.stage_files import load_plan
@@ -76,7 +77,9 @@ def test_who_runs_a_plan(tmp_path: Path) -> None:
     plain = RunOptions(tmp_path)
     compressed = RunOptions(tmp_path, averaging=GradientAveraging(parse_compression("bf16")))
     assert [plain.runs_own_module(one) for one in (pipeline, ddp, fsdp)] == [False, True, True]
-    assert [compressed.runs_own_module(one) for one in (pipeline, ddp)] == [False, False]
+    assert [compressed.runs_own_module(one) for one in (pipeline, ddp)] == [False, True]
+    thin = RunOptions(tmp_path, averaging=GradientAveraging(parse_compression("powersgd")))
+    assert not thin.runs_own_module(ddp)
     assert not RunOptions(tmp_path, compile_backend="eager").runs_own_module(ddp)
     for averaging in (compressed.averaging, GradientAveraging(shards_optimizer=True)):
         check_averaging_options(averaging, ddp)
@@ -245,7 +248,7 @@ def test_ddp_leaves_little_to_reduce_after_the_backward_pass() -> None:
     try:
         model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 16384), nn.Linear(16384, 512))
         assert dist.group.WORLD is not None
-        ddp = Replicated(model, dist.group.WORLD).module
+        ddp = Replicated(model, dist.group.WORLD, rounds=False).module
         assert isinstance(ddp, nn.parallel.DistributedDataParallel)
         sizes = [int(size) for size in ddp._get_ddp_logging_data()["bucket_sizes"].split(", ")]
         assert len(sizes) > 1
@@ -343,3 +346,25 @@ def test_the_wait_for_the_exchange_is_no_part_of_the_backward_pass(tmp_path: Pat
     assert slow > SLEEP_S * len(late[1])
     assert quick < slow / 2
     assert sum(step["sync_s"] for step in late[0]) > slow / 2
+
+
+def test_rounded_gradients_are_the_mean_of_what_workers_round(tmp_path: Path) -> None:
+    run = Case("adapted", "ddp", 2, 2).train(tmp_path / "rounded", "--epochs", "1", "--compress", "bf16")
+    job = load_job(reference("adapted"), 0)
+    train, model = job.datasets.train, job.model.train()
+    parameters = [one for one in model.parameters() if one.requires_grad]
+    optimizer = job.make_optimizer(parameters)
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(mix_seed("order", 0, 0)))
+    for pair in zip(order.split(job.minibatch)[0::2], order.split(job.minibatch)[1::2], strict=True):
+        means = [torch.zeros_like(one, dtype=torch.bfloat16) for one in parameters]
+        for chosen in pair:
+            inputs, target = train[chosen]
+            gradients = torch.autograd.grad(job.loss(model(inputs), target), parameters)
+            for mean, gradient in zip(means, gradients, strict=True):
+                mean += gradient.bfloat16() / 2
+        for parameter, mean in zip(parameters, means, strict=True):
+            parameter.grad = mean.to(parameter)
+        optimizer.step()
+    found = trained(run)
+    for name, one in model.named_parameters():
+        torch.testing.assert_close(found[name], one.detach(), rtol=1e-9, atol=1e-12)
