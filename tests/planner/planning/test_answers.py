@@ -115,11 +115,12 @@ def _failures(
     if (answer := _answer(machines, batch)) is None:
         return
     answer_s, compared = _sample_s(answer), 0
+    rates = {level.bandwidth for level in machines.cluster.levels}
     if answer.choice is not None and answer_s > answer.choice.taken.sample_s * (1 + ROUNDING):
         yield f"choice: {answer_s:.6g} > {answer.choice.taken.sample_s:.6g} s"
     for (problem, plan), found in list(simulated.items()):
         size = problem.profile.minibatch
-        if problem.cluster.levels[0].bandwidth != machines.cluster.levels[0].bandwidth:
+        if not {level.bandwidth for level in problem.cluster.levels} <= rates:
             continue  # with gradients in bfloat16, which is never the answer
         if plan.accumulate is not None and plan.accumulate * size == batch and Updates.of(plan, size).synchronous:
             compared += 1
