@@ -85,7 +85,7 @@ class PipelineTraining(TrainingEngine):
         self._deferred: set[int] = set()
         """Minibatches whose gradients are collected by action W."""
         self._posts_late = place.recomputes and self.schedule.virtual is None
-        """Whether the receive of a gradient is posted when the previous gradient is taken, instead of with the
+        """Whether a gradient's receive is posted after the previous gradient was taken, not in the minibatch's own
         forward."""
         self._latest_received: dict[int, int] = {}
         """Latest minibatch received from each replica of the previous stage."""

@@ -16,7 +16,7 @@ from pipeplan_launch.plan.schedule import ActionKind
 SIMULATION_FORMAT, SIMULATION_VERSION = "pipeplan-simulation", 1
 LONGEST_ROUND = 2000
 """Largest round, in minibatches. With replica counts that have no common divisor, the schedule repeats only after very
-many minibatches. In that case the round of the stage where minibatches leave is used."""
+many minibatches. Then the round of the stage that finishes minibatches is used (in training the first stage)."""
 LEAST_WINDOW = 100
 """Smallest number of minibatches in the steady part."""
 WARM_UP, LEAST_WARM_UP = 20, 3

@@ -166,9 +166,9 @@ def _product(packet: Any, args: Any, kwargs: Any, out: Any) -> Work:
 def _grouped_product(left: Tensor, right: Tensor, out: Any) -> Work:
     """The products of groups of rows, each with its own matrix, as in a mixture of experts.
 
-    The shapes are (rows, inner) × (groups, inner, columns), if the groups divide the rows; (rows, inner) × (inner,
-    columns), if they divide the inner dimension; or (groups, rows, inner) × (groups, inner, columns). The FLOPs do not
-    depend on how the rows are divided.
+    If rows are grouped, the shapes are (rows, inner) × (groups, inner, columns). If the inner dimension is grouped,
+    they are (rows, inner) × (inner, columns). Else they are (groups, rows, inner) × (groups, inner, columns). The FLOPs
+    do not depend on how the rows are divided.
     """
     *several, rows, inner = left.shape
     columns = int(right.shape[-1])

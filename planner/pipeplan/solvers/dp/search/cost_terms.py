@@ -158,7 +158,7 @@ class CostTerms:
     def workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
         """The fewest workers that stages in front of cuts (rows) need for their memory, given the demands (columns).
 
-        A stage with fixed + depth · growing ≤ capacity and depth ≥ 1 + demand / r satisfies
+        A stage of r replicas needs `fixed + depth · growing` ≤ capacity, and a depth of at least 1 + demand / r. So
         r · capacity ≥ fixed + growing + growing · demand. Both terms add up over stages, and demands only grow.
         """
         capacity = self.problem.capacity
