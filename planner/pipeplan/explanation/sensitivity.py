@@ -164,7 +164,7 @@ def cluster_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[], Cluste
 
 
 def change_effects(problem: Problem, cuts: Cuts, step_time_s: float) -> Iterator[ChangeEffect]:
-    """The best plan by the formulas after every change of the cluster, compared with `step_time_s`.
+    """For each change of the cluster, the best plan by the formulas, compared with `step_time_s`.
 
     All changes use the same cuts, because cuts do not depend on the cluster.
     """
