@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from pipeplan.cluster_data.devices import device_mismatch
 from pipeplan.drawing.tables import describe_cluster, server_numbers, short_config
 from pipeplan.plan.learning_cost import KnownLearning, known_learning
 from pipeplan.plan.plan import Plan
@@ -125,8 +126,14 @@ def _batch(outcome: Outcome) -> str:
 
 
 def _times(outcome: Outcome) -> str:
-    kind = outcome.problem.profile.provenance.kind
-    return "Times estimated." if kind == "modelled" else f"Times {kind}."
+    """The origin of the times. If the cluster has other devices, the device that they are of is named."""
+    profile, cluster = outcome.problem.profile, outcome.problem.cluster
+    origin = profile.provenance
+    modelled = origin.kind == "modelled"
+    times = "Times estimated" if modelled else f"Times {origin.kind}"
+    if not device_mismatch(profile, cluster):
+        return f"{times}."
+    return f"{times} {'for' if modelled else 'on'} {one_line(origin.device_name or origin.device)}, another device."
 
 
 def _run(writer: _Writer, outcome: Outcome) -> None:
@@ -205,7 +212,7 @@ def _updates(count: int) -> str:
 
 
 def _gain(outcome: Outcome, rate: float) -> str:
-    """The gain over data parallelism at the same batch."""
+    """The gain over data parallelism at the same batch, which may be fastest on one worker."""
     choice = outcome.choice
     if choice is None:
         gain = outcome.baselines[0].gain(outcome.predicted_s) if outcome.baselines else None
@@ -214,7 +221,8 @@ def _gain(outcome: Outcome, rate: float) -> str:
     if rival is None:
         return "DDP does not fit"
     whole = len(outcome.plan.stages) == 1 and not outcome.problem.options.sharding.divides_weights
-    return "" if whole else f"{rate * rival.sample_s:.2f}x DDP"
+    than = "DDP" if rival.plan.busy > 1 else "one worker"
+    return "" if whole else f"{rate * rival.sample_s:.2f}x {than}"
 
 
 def _also(writer: _Writer, outcome: Outcome) -> None:
