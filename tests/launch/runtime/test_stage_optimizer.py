@@ -20,7 +20,7 @@ from torch.optim import SGD, AdamW, lr_scheduler
 from pipeplan_launch import Job, StageInfo, nesterov_for_stashing, rate_by_delay
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.run_options import GradientAveraging, check_averaging_options, transport_of
-from pipeplan_launch.runtime import optimizer_shards
+from pipeplan_launch.runtime import optimizer_shards, stage_optimizer
 from pipeplan_launch.runtime.optimizer_shards import ELEMENTWISE, OptimizerShards
 from pipeplan_launch.runtime.stage_optimizer import GradientClipping, LearningRates
 from pipeplan_launch.runtime.step_correction import StepCorrection, make_correction
@@ -127,6 +127,12 @@ def test_errors_of_schedulers() -> None:
     for steps in (0, -1, 2.5, True, None):
         with pytest.raises(LaunchError, match="rate_by_delay needs a number of steps of at least 1, not"):
             rate_by_delay(steps)  # type: ignore[arg-type]
+
+
+def test_the_optimiser_gets_trained_parameters_once() -> None:
+    moving, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False)
+    given = {"moving": moving, "frozen": frozen, "tied": moving, "buffer": torch.ones(2)}
+    assert stage_optimizer._trainable(given) == {"moving": moving}
 
 
 def test_what_the_scheduler_decides_and_not_a_checkpoint() -> None:
