@@ -21,7 +21,7 @@ from pipeplan.planning.outcome import Outcome
 from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line
-from pipeplan.util.units import show_step_time
+from pipeplan.util.units import show_throughput
 
 LABEL, MARGIN = 6, " " * 6
 LEAST_WIDTH, MOST_WIDTH = 60, 100
@@ -140,7 +140,7 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
     """Write the plan: how it trains, its throughput, and its stages."""
     plan, problem = outcome.plan, outcome.problem
     rate = problem.profile.minibatch / outcome.predicted_s if outcome.predicted_s > 0 else 0.0
-    figures = f"{show_step_time(rate)} samples/s", _gain(outcome, rate)
+    figures = show_throughput(rate), _gain(outcome, rate)
     names = [
         plan_name(plan, problem.options.sharding, problem.profile.minibatch, longest) for longest in (LONGEST_CONFIG, 0)
     ]
@@ -233,16 +233,16 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
             if baseline.step_s is not None and baseline.fits:
                 rate = outcome.problem.profile.minibatch / baseline.step_s
                 name = f"{baseline.name}, {short_config(baseline.config, LONGEST_CONFIG)}"
-                writer.row(label, name, f"{show_step_time(rate)} samples/s")
+                writer.row(label, name, show_throughput(rate))
                 label = ""
         return
     for rival in list(_shown(choice, outcome.plan))[: writer.rivals]:
-        writer.row(label, _rival(rival), f"{show_step_time(1 / rival.sample_s)} samples/s")
+        writer.row(label, _rival(rival), show_throughput(1 / rival.sample_s))
         label = ""
     sample_s = outcome.predicted_s / outcome.problem.profile.minibatch
     if choice.rounded is not None and writer.rivals > 1:
         name = f"DDP, {choice.rounded.plan.busy} workers, launch.sh --compress bf16"
-        rounded_rate = f"{show_step_time(1 / choice.rounded.sample_s)} samples/s"
+        rounded_rate = show_throughput(1 / choice.rounded.sample_s)
         writer.row(label, name, rounded_rate, _over_run(choice.rounded, sample_s))
         label = ""
     if choice.stale is not None and choice.stale is not choice.taken:
@@ -282,7 +282,7 @@ def _over_run(one: Candidate, sample_s: float) -> str:
 
 def _stale(writer: _Writer, label: str, stale: Candidate, sample_s: float) -> None:
     """Write the lines on the best plan with old gradients."""
-    config, rate = short_config(stale.plan.config, LONGEST_CONFIG), f"{show_step_time(1 / stale.sample_s)} samples/s"
+    config, rate = short_config(stale.plan.config, LONGEST_CONFIG), show_throughput(1 / stale.sample_s)
     name = f"{config}, old gradients (--staleness {stale.delay})"
     writer.row(label, name, rate, _over_run(stale, sample_s))
     _learning(writer, stale.plan, stale.problem)

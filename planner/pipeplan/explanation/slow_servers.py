@@ -24,7 +24,7 @@ from pipeplan.planning.question import Machines, Question, problem_of
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import Deadline
-from pipeplan.util.units import show_rate, show_step_time, show_time
+from pipeplan.util.units import show_rate, show_throughput, show_time
 
 SAME_SPEED, SAME_RATE = 0.05, 1.5
 """Speeds of servers count as unequal above this relative difference. Rates count as unequal above this factor."""
@@ -284,4 +284,4 @@ def servers_lines(found: SlowServers) -> Iterator[str]:
 
 
 def _shown(per_s: float | None) -> str:
-    return "does not fit" if per_s is None else f"{show_step_time(per_s)} samples/s"
+    return "does not fit" if per_s is None else show_throughput(per_s)

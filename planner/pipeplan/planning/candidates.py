@@ -30,7 +30,7 @@ from pipeplan.planning.virtual_stages.virtual_search import search_virtual
 from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
-from pipeplan.util.units import show_step_time
+from pipeplan.util.units import show_throughput
 
 EXTRAPOLATED = " (extrapolated)"
 """Mark of a microbatch size that a profile neither contains nor interpolates."""
@@ -89,7 +89,7 @@ class Candidate:
     def text(self) -> str:
         """Configuration, microbatch and throughput in a few words."""
         size = f"{self.problem.profile.minibatch}{EXTRAPOLATED if self.extrapolated else ''}"
-        return f"{self.plan.config}, microbatch {size}: {show_step_time(1 / self.sample_s)} samples/s"
+        return f"{self.plan.config}, microbatch {size}: {show_throughput(1 / self.sample_s)}"
 
     def to_json(self) -> dict[str, Any]:
         """The fields that plan.json has for the candidate."""

@@ -90,3 +90,8 @@ def show_step_time(per_s: float) -> str:
     """A number per second as text with four digits and no exponent, such as `49.9`, `3194` or `282800`."""
     rounded = float(f"{per_s:.4g}")
     return f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:.4g}"
+
+
+def show_throughput(samples_per_s: float) -> str:
+    """A throughput in samples per second, such as `1655 samples/s`."""
+    return f"{show_step_time(samples_per_s)} samples/s"
