@@ -150,7 +150,7 @@ class Transport:
         """The tensors of a message that are not empty, each with its tag. Tags repeat after 2**31; only messages in
         transit at the same time must differ.
         """
-        # The same number of tags for all messages, so that tags of two stages differ.
+        # All messages have the same number of tags, so that tags of two stages differ.
         count = len(tensors) if self._stages == 1 else max(len(tensors), TAGS_OF_MESSAGE)
         for index, tensor in enumerate(tensors):
             if tensor.numel():

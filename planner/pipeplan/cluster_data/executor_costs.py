@@ -93,7 +93,7 @@ class ExecutorCosts:
         return (memory_bytes - self.worker_bytes) / (1 + self.allocator_share)
 
     def memory_only(self) -> ExecutorCosts:
-        """The same costs of memory, with all times set to 0."""
+        """A copy with all times set to 0. The costs of memory are kept."""
         nothing: dict[str, Any] = dict.fromkeys(self.times(), 0.0)
         return replace(self, **nothing)
 

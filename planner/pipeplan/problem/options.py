@@ -34,7 +34,7 @@ class Sharding(StrEnum):
     FULL = "fsdp"
     """The optimiser's state, gradients and weights; every pass gathers the weights unit by unit (FSDP)."""
     HYBRID = "hsdp"
-    """The same state as FSDP, divided inside each server; the servers are replicas of each other (HSDP)."""
+    """FSDP inside each server; the servers are replicas of each other (HSDP)."""
 
     @property
     def divides_weights(self) -> bool:

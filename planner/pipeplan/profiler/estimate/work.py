@@ -58,7 +58,7 @@ class Work:
     converted_bytes: float = 0.0
     """Bytes read and written to convert tensors to channels last, for arithmetic that needs this layout."""
     transformed: TransformedWork | None = None
-    """The same work by another algorithm, which may be faster on a device that supports it."""
+    """This work by another algorithm, which may be faster on a device that supports it."""
 
 
 def bytes_of(*values: Any) -> float:
