@@ -187,6 +187,30 @@ def check_shared(place: Place) -> None:
     row("transport nccl", "equal to gloo", "not run: every worker needs a GPU", "needs two GPUs")
 
 
+def check_data_parallel(place: Place) -> None:
+    """DDP, ZeRO-1 and FSDP2 with two workers on one GPU, over Gloo: frozen weights with trained adapters."""
+    sys.path.append(str(ROOT / "tests/support"))
+    from data_parallel_runs import Case, OneProcess, reference
+    from feature_workers import trained
+
+    from pipeplan_launch import load_job
+
+    expected = OneProcess(load_job(reference("adapted"), 0), 2, 4).train(2)
+    for mode, *options in (("ddp",), ("zero1",), ("fsdp",), ("ddp", "--compress", "bf16")):
+        name = f"{' '.join((mode, *options))}, two workers that share one {place.device}"
+        with part(name):
+            folder = Case("adapted", mode, 2, 4).write(place.work / "-".join((mode, *options)), device=place.device)
+            command = [sys.executable, "-m", "pipeplan_launch.supervisor", "--standalone", "--nnodes", "1"]
+            command += ["--nproc-per-node", "2", "-m", "pipeplan_launch", folder, "--run-dir", folder / "run"]
+            fixed = ["--transport", "gloo", "--epochs", "2", "--timeout", "30", "--restarts", "0", "--probe", "0"]
+            place.command(*command, *fixed, *options, limit_s=60, OMP_NUM_THREADS="1")
+            found = trained(folder / "run")
+            worst = max(float((found[key] - one).abs().max() / one.abs().max()) for key, one in expected.items())
+            tolerance = BF16_TOLERANCE if options else 1e-5
+            verdict = "ok" if worst <= tolerance else "FAILED"
+            row(name, f"weights of one process, to {tolerance:g}", f"largest difference {worst:.1e}", verdict)
+
+
 def profile_and_solve(place: Place, reference: str, plan: Path, *options: object) -> dict[str, Any]:
     """Profile a model here and solve for one worker; returns the profile. A finished plan is not made again."""
     profile = plan.with_suffix(".json")
@@ -350,6 +374,7 @@ def checks(device: str) -> list[Check]:
         Check("hardware", check_hardware, 60),
         Check("equal", check_equal, 120),
         Check("shared", check_shared, 150),
+        Check("data-parallel", check_data_parallel, 150),
         model(first),
         model(models[0]),
         Check("compile", partial(check_compile, name="gpt2_bf16"), 200),

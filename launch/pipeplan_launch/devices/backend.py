@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.nested_tensors import map_tensors, tensors_in
 
 # Physical cores: processors that are threads of one core count once, according to Linux's /sys.
 
@@ -111,6 +112,10 @@ class Backend:
         """An uninitialised tensor in the host's memory, of the kind that is fastest to copy to and from the device."""
         return torch.empty(shape, dtype=dtype)
 
+    def copy_of(self, value: Any, device: torch.device) -> Any:
+        """The tensors of a nested structure on the device, for operations that are posted afterwards."""
+        return map_tensors(value, lambda one: one.to(device))
+
     def synchronise(self, device: torch.device) -> None:
         """Wait until the device has finished all its work."""
 
@@ -144,6 +149,8 @@ class CUDA(Backend):
     """NVIDIA GPUs, or parts of them (MIG), that CUDA_VISIBLE_DEVICES shows to this process."""
 
     kind, copies_to_host = "cuda", True
+    _copies: Any = None
+    """The stream of `copy_of`."""
 
     def cards(self) -> list[str]:
         """UUIDs of the visible devices."""
@@ -169,6 +176,18 @@ class CUDA(Backend):
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """A tensor in pinned memory."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def copy_of(self, value: Any, device: torch.device) -> Any:
+        """Copies through pinned memory and in a stream of its own, so that nothing waits for earlier passes."""
+        self._copies = self._copies or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        pinned = map_tensors(value, lambda one: one.pin_memory() if _can_be_pinned(one) else one)
+        with torch.cuda.stream(self._copies):
+            copied = map_tensors(pinned, lambda one: one.to(device, non_blocking=True))
+        computing = torch.cuda.current_stream(device)
+        computing.wait_stream(self._copies)
+        for one in tensors_in(copied):
+            one.record_stream(computing)  # or a later copy could take its memory too early
+        return copied
 
     def synchronise(self, device: torch.device) -> None:
         """Wait for all streams of the device."""
@@ -196,6 +215,10 @@ class CUDA(Backend):
         """Set the device's generator."""
         if state is not None:
             torch.cuda.set_rng_state(state, device)
+
+
+def _can_be_pinned(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
 
 
 _BACKENDS: dict[str, Backend] = {"cpu": Backend(), "cuda": CUDA()}

@@ -98,6 +98,8 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = GLOO) -> G
     if assignment.is_one_network:
         stay_on_loopback(os.environ)
     backend = devices.process_groups(assignment.own_device_each())
+    if plan.data_parallel in SHARDED and devices.copies_to_host and not assignment.own_device_each():
+        raise LaunchError("FSDP needs a GPU for every worker, and here some share one: start fewer workers, or use DDP")
     own_device = None
     if transport != GLOO and devices.copies_to_host:
         if not assignment.own_device_each():

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
-
-
-def to_device(value: Any, device: torch.device) -> Any:
-    """Move the tensors of a nested structure to a device."""
-    return map_tensors(value, lambda tensor: tensor.to(device))
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from pipeplan_launch.comm.ordered_transport import AnyTransport, OrderedTransport
 from pipeplan_launch.comm.p2p import MessageTensor, peer_loss_explained
+from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss import LossState
-from pipeplan_launch.job.nested_tensors import to_device
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan
@@ -252,9 +252,9 @@ class Engine:
             )
         if batch.names:
             self.place.job.check_names(batch)
-        inputs = [batch.inputs[position].to(self.place.device) for position in wanted]
-        target = to_device(batch.target, self.place.device) if self.place.is_last else None
-        return inputs, target
+        inputs, target = [batch.inputs[position] for position in wanted], batch.target if self.place.is_last else None
+        copied: tuple[list[Tensor], Any] = backend_of(self.place.device).copy_of((inputs, target), self.place.device)
+        return copied
 
     def _minibatches_to_read(self) -> list[int]:
         """Numbers of the minibatches that this worker will read, in order."""

@@ -230,16 +230,19 @@ class CandidateSearch:
                 self._keep(fastest_found(kind, search))
 
     def _virtual_stages(self) -> None:
-        """Search plans of interleaved-1f1b and zb-v for the problem of the fastest pipeline, with their own cuts."""
+        """Search plans of interleaved-1f1b and zb-v for the microbatch size of the fastest pipeline, with their own
+        cuts."""
         start = best_of([one for one in self.allowed if one.kind in (PIPELINE, UNIFORM)])
-        if start is None:
+        if start is None or len(start.plan.stages) == 1:
             return
         for schedule in VIRTUAL:
-            problem = under(schedule, start)
-            if problem is not None:
-                useful_s = self.fastest_s * problem.profile.minibatch
-                one = virtual_candidate(problem, self.deadline.share(0.4), useful_s)
-                self._keep([one] if one is not None and comparable(one, start) else [])
+            try:
+                problem = self.question.problem(start.problem.profile.minibatch, schedule=schedule)
+            except InputError:
+                return
+            useful_s = self.fastest_s * problem.profile.minibatch
+            one = virtual_candidate(problem, self.deadline.share(0.4), useful_s)
+            self._keep([one] if one is not None and comparable(one, start) else [])
 
     def _search_in(self, problem: Problem, share: float) -> PlanSearch:
         """The search by simulation among the plans of a problem, with a share of the time that is left."""

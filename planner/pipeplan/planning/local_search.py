@@ -35,7 +35,7 @@ MISSED = 0.08
 """Margin by which the steady state may be faster than the first two updates."""
 MOST_FULL = 4
 """Largest number of full simulations among the neighbours of a plan."""
-MOST_SCORED, MOST_LISTED, MOST_STARTS, MOST_CLIMBS = 100, 48, 6, 3
+MOST_SCORED, MOST_LISTED, MOST_STARTS, MOST_CLIMBS = 200, 48, 6, 3
 """Largest numbers of listed plans that are scored by the formulas, simulated for two updates, improved by simulations
 of two updates, and improved by their figures."""
 
@@ -100,11 +100,11 @@ class PlanSearch:
             deep = with_depths(plan, self.problem)
             scored += [] if deep is None or deep[1].step_time_s >= limit_s else [deep]
         scored.sort(key=lambda one: one[1].step_time_s)
-        shapes = [(len(plan.stages), plan.busy) for plan, _ in scored]
+        shapes = [_shape_of(plan) for plan, _ in scored]
         quick = [self._quickly(*scored[number]) for number in in_turns(shapes)[:MOST_LISTED] if not self._over]
         quick.sort(key=lambda one: one.step_s)
         # Plans of one shape lead to the same result, so only the best plan of every shape is improved.
-        starts = {(len(one.plan.stages), one.plan.busy): one for one in reversed(quick)}
+        starts = {_shape_of(one.plan): one for one in reversed(quick)}
         ends = sorted(
             map(self._quick_climb, sorted(starts.values(), key=lambda one: one.step_s)[:MOST_STARTS]),
             key=lambda one: one.step_s,
@@ -163,6 +163,11 @@ class PlanSearch:
             self._quick[plan] = quick_step_s(plan, score, self.problem, self.deadline)
             self._passes += 2 * (plan.accumulate or 0) * self.problem.passes * len(plan.stages)
         return self._quick[plan]
+
+
+def _shape_of(plan: Plan) -> tuple[int, int, int]:
+    """(copies, stages of a copy, busy workers)."""
+    return plan.copies, len(plan.stages), plan.busy
 
 
 def improve(start: FiguredPlan, problem: Problem, deadline: Deadline) -> FiguredPlan:

@@ -7,6 +7,8 @@ batch falls. `cost.virtual_stages` gives the estimate, without the time of messa
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +22,8 @@ from pipeplan.problem.problem import Problem
 
 Places = tuple[int, ...]
 """For every stage except the last, the number of units up to its end."""
+MOST_CUTS = 64
+"""Largest number of lists of cuts that are all tried for a shape."""
 MOST_SWEEPS = 20
 MOST_UNITS = 1500
 """Largest number of units for which the dynamic program runs. With more, the search begins with equal work."""
@@ -67,6 +71,19 @@ def quick_estimate_s(problem: Problem, shape: VirtualShape, minibatches: int) ->
         return float("inf")
     times = np.array([unit.forward_s + unit.backward_s for unit in problem.units])
     return batch_estimate(problem, shape, minibatches)(_equal_work(times, shape.stages))
+
+
+def all_cuts(problem: Problem, shape: VirtualShape) -> list[Places]:
+    """All lists of places to cut for a shape; [] if there are more than `MOST_CUTS`."""
+    units = len(problem.units)
+    if shape.stages > units or math.comb(units - 1, shape.stages - 1) > MOST_CUTS:
+        return []
+    least, most = pinned_places(problem, shape.stages)
+    return [
+        places
+        for places in itertools.combinations(range(1, units), shape.stages - 1)
+        if all(low <= at <= high for low, at, high in zip(least, places, most, strict=True))
+    ]
 
 
 def cuts_to_try(problem: Problem, shape: VirtualShape, minibatches: int) -> list[Places]:

@@ -3,7 +3,8 @@
 For every number of positions, replicas and stages per worker, `virtual_cuts` looks for cuts, memory decides which
 stages recompute, and the evaluator scores the plan. In the best few plans, single units are moved between stages as
 long as the plan becomes faster. These plans are then simulated, with links that messages share, and the fastest is
-taken. The search proves only a bound on all plans of this kind, which the verdict states.
+taken. More plans are simulated if they are small. The search proves only a bound on all plans of this kind, which the
+verdict states.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import INTERLEAVED
 from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.figure import Figure, FiguredPlan, by_updates_s, lengths_of_updates
-from pipeplan.planning.virtual_stages.virtual_cuts import Places, VirtualShape, cuts_to_try, quick_estimate_s
+from pipeplan.planning.virtual_stages.virtual_cuts import Places, VirtualShape, all_cuts, cuts_to_try, quick_estimate_s
 from pipeplan.problem.problem import Problem
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.simulate import UPDATES
@@ -30,8 +31,9 @@ MOST_CHUNKS = 6
 EVALUATED, MORE_EVALUATED, MORE_S = 12, 48, 2.0
 """Number of shapes for which a plan is made. Shapes with the shortest batches by a quick estimate, which ignores shared
 cards, come first. The larger number applies during the first `MORE_S` seconds, but at most a tenth of the time."""
-SIMULATED = 4
-"""Number of plans that are simulated. Plans with the shortest batches by the formulas come first."""
+SIMULATED, MORE_PASSES = 4, 20_000
+"""Number of plans that are simulated. Plans with the shortest batches by the formulas come first. Further plans that
+may be the fastest follow until all simulations together have had `MORE_PASSES` passes."""
 NEAR = 0.25
 """Largest relative excess over the shortest time by the formulas for which a plan is simulated."""
 MOVES_S = 3.0
@@ -60,32 +62,47 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE, useful_s:
     """
     _refuse_options(problem)
     found: list[tuple[Plan, Evaluation]] = []
-    accumulate = problem.options.accumulate or 1
+    accumulate, fitting, best_s = problem.options.accumulate or 1, 0, float("inf")
     shapes = list(virtual_shapes(problem))
     bound_s = min((_bound_s(problem, shape) for shape in shapes), default=0.0)
     shapes.sort(key=lambda shape: quick_estimate_s(problem, shape, _rounds(problem, shape)) / accumulate)
     quick = deadline.share(0.1, MORE_S)
     for shape in shapes:
-        best_s = min((score.step_time_s for _, score in found), default=float("inf"))
         more = best_s <= useful_s * (1 + NEAR) and not quick.passed
-        if deadline.passed or len(found) >= (MORE_EVALUATED if more else EVALUATED):
+        if deadline.passed or fitting >= (MORE_EVALUATED if more else EVALUATED):
             break
         if _bound_s(problem, shape) > min(best_s, useful_s):
             continue
-        one = _plan_of(problem, shape)
-        if one is not None:
-            found.append(one)
+        own = _plans_of(problem, shape)
+        found, fitting = found + own, fitting + bool(own)
+        best_s = min([best_s, *(score.step_time_s for _, score in own)])
     if not found:
         if shapes and deadline.passed:
             raise NotFoundInTimeError(NO_PLAN_IN_TIME)
         raise InfeasibleError(_why_none(problem, shapes))
     found.sort(key=lambda one: one[1].step_time_s)
-    limit_s = min(found[0][1].step_time_s, useful_s) * (1 + NEAR)
-    tried = [one for one in found[:SIMULATED] if one[1].step_time_s <= limit_s]
-    tried = [_moved(*one, problem, deadline.share(0.3, MOVES_S)) for one in tried]
-    figured = [FiguredPlan(*one, _figure(*one, problem, deadline)) for one in tried]
+    figured = _figured(found, problem, deadline, useful_s)
     figured.sort(key=lambda one: (one.figure.simulated_s is None, one.figure.simulated_s or one.figure.formula_s))
     return VirtualPlans(tuple(figured), bound_s)
+
+
+def _figured(
+    found: list[tuple[Plan, Evaluation]], problem: Problem, deadline: Deadline, useful_s: float
+) -> list[FiguredPlan]:
+    """The plans that seem to be the fastest, with their figures. `found`: plans, the fastest by the formulas first."""
+    limit_s, passes = min(found[0][1].step_time_s, useful_s) * (1 + NEAR), 0
+    figured: list[FiguredPlan] = []
+    for number, (plan, score) in enumerate(found):
+        if number < SIMULATED:
+            if score.step_time_s > limit_s:
+                continue
+            plan, score = _moved(plan, score, problem, deadline.share(0.3, MOVES_S))
+        elif passes >= MORE_PASSES or score.step_time_s >= min([useful_s, *(one.step_s for one in figured)]):
+            break
+        figure = _figure(plan, score, problem, deadline)
+        passes += figure.minibatches * problem.passes * len(plan.stages)
+        figured.append(FiguredPlan(plan, score, figure))
+    return figured
 
 
 def _moved(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> tuple[Plan, Evaluation]:
@@ -171,12 +188,17 @@ def _bound_s(problem: Problem, shape: VirtualShape) -> float:
     return _rounds(problem, shape) * max(problem.work_s / shape.devices, largest) / fastest / accumulate
 
 
-def _plan_of(problem: Problem, shape: VirtualShape) -> tuple[Plan, Evaluation] | None:
-    """The plan of a shape, with recomputation where memory requires it; None if it does not fit."""
-    tried = cuts_to_try(problem, shape, _rounds(problem, shape))
-    plans = [fitted(plan_at(problem, shape, places), problem) for places in tried]
-    scored = ((plan, evaluate(plan, problem)) for plan in plans if plan is not None)
-    return min(scored, key=lambda one: one[1].step_time_s, default=None)
+def _plans_of(problem: Problem, shape: VirtualShape) -> list[tuple[Plan, Evaluation]]:
+    """The plans of a shape that fit, with recomputation where memory requires it: all plans, or the fastest by the
+    formulas if there are many.
+    """
+    rounds = _rounds(problem, shape)
+    every = all_cuts(problem, shape)
+    plans = [
+        fitted(plan_at(problem, shape, places), problem) for places in every or cuts_to_try(problem, shape, rounds)
+    ]
+    scored = [(plan, evaluate(plan, problem)) for plan in plans if plan is not None]
+    return scored if every else sorted(scored, key=lambda one: one[1].step_time_s)[:1]
 
 
 def _rounds(problem: Problem, shape: VirtualShape) -> int:
