@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.stage_times import StageTimes, minibatches_per_copy, stage_times, worker_memory
+from pipeplan.cost.stage_times import LayerTotals, StageTimes, minibatches_per_copy, stage_times, worker_memory
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, GPIPE, SPLITTING
 from pipeplan.problem.problem import Problem
@@ -189,6 +189,5 @@ def _with_most_deferred(plan: Plan, problem: Problem, index: int, most: int) -> 
 
 
 def _weight_gradients_s(problem: Problem, stage: Stage) -> float:
-    names = set(stage.layers)
-    layers = (layer for layer in problem.profile.layers if layer.name in names and layer.parameter_bytes)
-    return sum(layer.backward_s for layer in layers) / 2 / problem.cluster.speed_of(stage.workers)
+    backward_s = LayerTotals.of(problem, stage.layers).weights_backward_s
+    return backward_s / 2 / problem.cluster.speed_of(stage.workers)

@@ -21,11 +21,45 @@ from pipeplan.problem.between_cuts import copied_bytes
 from pipeplan.problem.grid_shapes import GridShape, grid_sizes
 from pipeplan.problem.problem import Problem
 
+MOST_REMEMBERED = 20_000
+"""Largest number of lists of layers whose totals a problem remembers."""
 
-def units_of(problem: Problem, stage: Stage) -> list[int]:
-    """The indices of the units that a stage holds."""
-    names = set(stage.layers)
-    return [index for index, unit in enumerate(problem.units) if unit.layers[0] in names]
+
+@dataclass(frozen=True)
+class LayerTotals:
+    """The units of a list of layers, and sums over them. Searches ask for the same lists again and again."""
+
+    units: tuple[int, ...]
+    """Indices of the units."""
+    bits: int
+    """The same as a bit set."""
+    sums: dict[str, float]
+    """The sum of every figure of `SUMS`."""
+    backward_s: float
+    weights_backward_s: float
+    """Backward time of the layers that have parameters."""
+    workspace: int
+
+    @staticmethod
+    def of(problem: Problem, layers: tuple[str, ...]) -> LayerTotals:
+        """The totals of a list of layers. A problem remembers them."""
+        known: dict[tuple[str, ...], LayerTotals] = problem.remembered
+        if layers not in known:
+            if len(known) >= MOST_REMEMBERED:
+                known.clear()
+            names = set(layers)
+            units = tuple(index for index, unit in enumerate(problem.units) if unit.layers[0] in names)
+            held = [problem.units[unit] for unit in units]
+            weighted = (one for one in problem.profile.layers if one.name in names and one.parameter_bytes)
+            known[layers] = LayerTotals(
+                units,
+                sum(1 << unit for unit in units),
+                {name: sum(map(figure, held)) for name, figure in SUMS.items()},
+                sum(unit.backward_s for unit in held),
+                sum(layer.backward_s for layer in weighted),
+                max((unit.workspace_bytes for unit in held), default=0),
+            )
+        return known[layers]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,17 +76,16 @@ class PlanStage(StageTable):
         return self.plan.stages[self.index]
 
     @cached_property
-    def units(self) -> list[int]:
-        """The indices of the units that the stage holds."""
-        return units_of(self.problem, self.stage)
+    def totals(self) -> LayerTotals:
+        """The stage's layers."""
+        return LayerTotals.of(self.problem, self.stage.layers)
 
     @cached_property
     def recompute(self) -> bool:
         return self.stage.recompute
 
     def inside(self, name: str) -> float:
-        figure, units = SUMS[name], self.problem.units
-        return sum(figure(units[unit]) for unit in self.units)
+        return self.totals.sums[name]
 
     @cached_property
     def is_first(self) -> bool:
@@ -86,7 +119,7 @@ class PlanStage(StageTable):
 
     @cached_property
     def copied(self) -> int:
-        return copied_bytes(self.problem.shared, set(self.units)) if self.problem.shared else 0
+        return copied_bytes(self.problem.shared, set(self.totals.units)) if self.problem.shared else 0
 
     @property
     def copied_share(self) -> float:
@@ -94,12 +127,12 @@ class PlanStage(StageTable):
 
     @cached_property
     def workspace(self) -> int:
-        return max(self.problem.units[unit].workspace_bytes for unit in self.units)
+        return self.totals.workspace
 
     @cached_property
     def exchange_s(self) -> float:
         return sum(
-            time * weight.split_by(self.units)
+            time * weight.split_by(self.totals.units)
             for weight, time in zip(self.problem.shared, exchange_times(self.problem), strict=True)
         )
 
@@ -111,7 +144,7 @@ def parameter_bytes_of(plan: Plan, problem: Problem, index: int) -> int:
 
 def awaited_exchange_s(plan: Plan, problem: Problem, index: int) -> float:
     """Seconds that stage `index` waits for the exchange of its gradients of shared weights among all their stages."""
-    held = [set(units_of(problem, stage)) if problem.shared else set[int]() for stage in plan.stages]
+    held = [set(LayerTotals.of(problem, stage.layers).units) if problem.shared else set[int]() for stage in plan.stages]
     return sum(
         time * sum(weight.split_by(units) for units in held)
         for weight, time in zip(problem.shared, exchange_times(problem), strict=True)
@@ -136,8 +169,10 @@ def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
     """Bytes of one minibatch that cross the cut behind stage `index`, forward and backward; each tensor counts once."""
     if index < 0 or index + 1 == len(plan.stages):
         return 0, 0
-    names = {name for stage in plan.stages[: index + 1] for name in stage.layers}
-    behind = np.array([unit.layers[0] not in names for unit in problem.units], dtype=np.intp)
+    before = 0
+    for stage in plan.stages[: index + 1]:
+        before |= LayerTotals.of(problem, stage.layers).bits
+    behind = np.array([not before >> unit & 1 for unit in range(len(problem.units))], dtype=np.intp)
     sent, returned = problem.flow_arrays.crossing(behind, 2)[0]
     return int(sent), int(returned)
 
@@ -264,7 +299,7 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
     forward, update, executor = (
         float(one) / speed for one in (figures.inside("forward_s"), figures.update_s, figures.executor_s)
     )
-    backward = sum(problem.units[unit].backward_s for unit in figures.units) / speed
+    backward = figures.totals.backward_s / speed
     if problem.options.sharding.divides_weights:
         # The passes wait for weights and reduce-scatters, and a worker's optimiser step updates only its shard.
         passes, update = sharded_passes(plan, problem, links), update / len(shard_groups(plan, problem)[0])

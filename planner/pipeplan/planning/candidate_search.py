@@ -6,7 +6,7 @@ by simulation (`local_search.py`). Searches of all plans of 1f1b-flush also prov
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from pipeplan.planning.candidates import (
 )
 from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.local_search import PlanSearch
+from pipeplan.planning.one_stage import one_stage_bound_s
 from pipeplan.planning.prove import Bounds
 from pipeplan.planning.question import ANY, Question
 from pipeplan.problem.options import Sharding
@@ -103,8 +104,17 @@ class CandidateSearch:
             alone |= {"max_workers": None, "pins": options.pins}
             own = replace(self.question, machines=machine, batch=self.question.samples)
             self._search(ONE_WORKER, own.problem(size, **alone))
-        whole = (one for one in self.found if not one.sharding.divides_weights)
-        self.bounds.one_stage_s = min((one.formula_sample_s for one in whole), default=float("inf"))
+        self._bound_one_stage(sizes, alone)
+
+    def _bound_one_stage(self, sizes: Sequence[int], alone: Mapping[str, Any]) -> None:
+        """Bound the plans of one stage with whole weights. DDP is most of these, and its plans are simulated."""
+        others = (one for one in self.found if not one.sharding.divides_weights and one.kind not in (DDP, ONE_SERVER))
+        bounds = [one.formula_sample_s for one in others]
+        if any(one.kind == DDP for one in self.found):
+            for size in sizes:
+                limit_s, ends = self.fastest_s * size, self.deadline.share(0.1)
+                bounds.append(one_stage_bound_s(self.question.problem(size, **alone), limit_s, ends) / size)
+        self.bounds.one_stage_s = min(bounds, default=float("inf"))
 
     @property
     def _may_have_one_stage(self) -> bool:

@@ -36,12 +36,12 @@ Parts = tuple[tuple[int, range], ...]
 def listed_plans(problem: Problem, limit_s: float) -> Iterator[Plan]:
     """Plans of a problem with a flush that may take less than `limit_s` seconds per microbatch.
 
-    First comes the plan with the lowest bound for each number of stages and workers, then the second for each, and so
-    on. The plans have no depths yet.
+    First comes a plan for each number of stages and workers, then a second for each, and so on: first those whose
+    stages have equally many replicas, then those with the lowest bound. The plans have no depths yet.
     """
     listings = [_Listing(problem, space, limit_s) for space in plan_spaces(problem) if not space.unused]
     found = [(*one, listing) for listing in listings for one in listing.plans()]
-    found.sort(key=lambda one: one[:2])
+    found.sort(key=lambda one: (len({len(workers) for _, workers in one[2]}), *one[:2]))
     for number in in_turns([shape for _, shape, _, _ in found]):
         _, _, parts, listing = found[number]
         yield listing.plan(parts)

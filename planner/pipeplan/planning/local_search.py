@@ -35,9 +35,16 @@ MISSED = 0.08
 """Margin by which the steady state may be faster than the first two updates."""
 MOST_FULL = 4
 """Largest number of full simulations among the neighbours of a plan."""
-MOST_SCORED, MOST_LISTED, MOST_STARTS, MOST_CLIMBS = 200, 48, 6, 3
-"""Largest numbers of listed plans that are scored by the formulas, simulated for two updates, improved by simulations
-of two updates, and improved by their figures."""
+LEAST_SCORED, MOST_SCORED, SCORED_UNITS = 100, 200, 20_000
+"""Number of listed plans that are scored by the formulas: `SCORED_UNITS` divided by the units of the model, between the
+other two numbers."""
+MOST_LISTED, MOST_STARTS, MOST_CLIMBS = 48, 6, 3
+"""Largest numbers of listed plans that are simulated for two updates, improved by simulations of two updates, and
+improved by their figures."""
+MORE_LISTED, MORE_PASSES = 120, 20_000
+"""Largest number of listed plans that are simulated for two updates while all simulations have had fewer passes."""
+FAR_MOVES, MOST_FAR = (1, 2, 4), 4
+"""Numbers of units that are moved over a cut at once in plans of at most `MOST_FAR` stages; one unit in other plans."""
 
 
 @dataclass
@@ -77,7 +84,8 @@ class PlanSearch:
 
     def listed(self, limit_s: float) -> FiguredPlan | None:
         """The best plan near the listed plans; None if no listed plan is below `limit_s` by the formulas."""
-        return self._near(itertools.islice(listed_plans(self.problem, limit_s), MOST_SCORED), limit_s)
+        scored = max(LEAST_SCORED, min(MOST_SCORED, SCORED_UNITS // len(self.problem.units)))
+        return self._near(itertools.islice(listed_plans(self.problem, limit_s), scored), limit_s)
 
     def uniform(self, limit_s: float) -> FiguredPlan | None:
         """The best plan near uniform pipelines on servers that differ; None if no such pipeline is below `limit_s`."""
@@ -101,7 +109,11 @@ class PlanSearch:
             scored += [] if deep is None or deep[1].step_time_s >= limit_s else [deep]
         scored.sort(key=lambda one: one[1].step_time_s)
         shapes = [_shape_of(plan) for plan, _ in scored]
-        quick = [self._quickly(*scored[number]) for number in in_turns(shapes)[:MOST_LISTED] if not self._over]
+        quick = list[FiguredPlan]()
+        for number in in_turns(shapes)[:MORE_LISTED]:
+            if self._over or (len(quick) >= MOST_LISTED and self._passes >= MORE_PASSES):
+                break
+            quick.append(self._quickly(*scored[number]))
         quick.sort(key=lambda one: one.step_s)
         # Plans of one shape lead to the same result, so only the best plan of every shape is improved.
         starts = {_shape_of(one.plan): one for one in reversed(quick)}
@@ -271,17 +283,22 @@ def _placed(stages: Sequence[Stage], counts: Sequence[int]) -> list[Stage]:
 
 
 def _other_cuts(plan: Plan, problem: Problem) -> Iterator[list[Stage]]:
-    """The stages with one unit moved over one of the cuts."""
+    """The stages with one unit, or a few units, moved over one of the cuts."""
     unit_of = {name: unit.layers for unit in problem.units for name in unit.layers}
     for index in range(len(plan.stages) - 1):
         before, behind = plan.stages[index], plan.stages[index + 1]
-        for giver, taker, unit in (
-            (before, behind, unit_of[before.layers[-1]]),
-            (behind, before, unit_of[behind.layers[0]]),
-        ):
-            kept = tuple(name for name in giver.layers if name not in unit)
-            if not kept:
-                continue
-            ordered = (*unit, *taker.layers) if giver is before else (*taker.layers, *unit)
-            changed = {id(giver): replace(giver, layers=kept), id(taker): replace(taker, layers=ordered)}
-            yield [changed.get(id(stage), stage) for stage in plan.stages]
+        for count in FAR_MOVES if len(plan.stages) <= MOST_FAR else (1,):
+            for giver, taker in ((before, behind), (behind, before)):
+                moved: tuple[str, ...] = ()
+                kept = giver.layers
+                for _ in range(count):
+                    unit = unit_of[kept[-1 if giver is before else 0]]
+                    moved = (*unit, *moved) if giver is before else (*moved, *unit)
+                    kept = tuple(name for name in kept if name not in unit)
+                    if not kept:
+                        break
+                if not kept:
+                    continue
+                ordered = (*moved, *taker.layers) if giver is before else (*taker.layers, *moved)
+                changed = {id(giver): replace(giver, layers=kept), id(taker): replace(taker, layers=ordered)}
+                yield [changed.get(id(stage), stage) for stage in plan.stages]

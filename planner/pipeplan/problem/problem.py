@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from pipeplan.cluster_data.cluster import SHARDED_RINGS, Cluster
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
@@ -172,6 +173,11 @@ class Problem:
         starts the all-reduce after the pass.
         """
         return 0.0 if self.shared or self.options.shard_optimizer else self.options.overlap
+
+    @cached_property
+    def remembered(self) -> dict[Any, Any]:
+        """Values that follow from the units, by their keys (`cost.stage_times.LayerTotals`)."""
+        return {}
 
     @cached_property
     def layer_names(self) -> tuple[str, ...]:
