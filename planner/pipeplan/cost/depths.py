@@ -17,16 +17,19 @@ from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, GPIPE, SPLITTING
 from pipeplan.problem.problem import Problem
 
+AWAY = 4
+"""Number of transfers that a minibatch in flight waits for at the boundary behind a stage: its own there and back, and
+as many of other minibatches that share its links."""
 HALVINGS = 20
 """Number of steps of the search for depths that fit into memory."""
 
 
-def assign_depths(plan: Plan, problem: Problem, step_time_s: float) -> Plan:
+def assign_depths(plan: Plan, problem: Problem, step_time_s: float, away: float = AWAY) -> Plan:
     """The plan under the problem's schedule, with the smallest depths that sustain one minibatch per `step_time_s`
     seconds.
 
-    With a flush schedule the depths follow from the slowest resource of the plan and from memory, not from
-    `step_time_s`.
+    With a flush schedule the depths follow from the slowest resource of the plan, from memory, and from the number of
+    transfers for which a minibatch in flight is `away` from the stages, not from `step_time_s`.
     """
     if plan.inference:
         return plan
@@ -36,7 +39,7 @@ def assign_depths(plan: Plan, problem: Problem, step_time_s: float) -> Plan:
     links = Links.of(problem.cluster)
     times = [stage_times(plan, problem, links, index) for index in range(len(plan.stages))]
     if schedule in FLUSHING:
-        depths = _flush_depths(plan, problem, times)
+        depths = _flush_depths(plan, problem, times, away)
     else:
         common = schedule in ACCUMULATING
         depths = depths_for(times, step_time_s * plan.copies, plan.copies, common_update=common)
@@ -92,7 +95,7 @@ def sustained_s(
     return max(step_time, limited)
 
 
-def _flush_depths(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> list[float]:
+def _flush_depths(plan: Plan, problem: Problem, times: Sequence[StageTimes], transfers: float) -> list[float]:
     """The depths under a flush.
 
     The depths hide transfers at the step time of the slowest resource if memory allows it, otherwise at a slower step
@@ -104,7 +107,9 @@ def _flush_depths(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> 
         return caps
     busy = [formulas.flush_busy(stage.pass_s, count, stage.replicas) for stage in times]
     busy += [formulas.flush_busy(max(stage.send_s, stage.return_s), count, stage.links) for stage in times[:-1]]
-    away = [2 * stage.transfer_s * count / float(max(busy)) if max(busy) > 0 else float("inf") for stage in times]
+    away = [
+        transfers * stage.transfer_s * count / float(max(busy)) if max(busy) > 0 else float("inf") for stage in times
+    ]
     most = [_deepest(plan, problem, index, int(cap)) for index, cap in enumerate(caps)]
     low, high, share = 0.0, 1.0, 1.0
     found = _depths_of_batch(times, count, caps, [0.0] * len(times))

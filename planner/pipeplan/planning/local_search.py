@@ -16,7 +16,7 @@ from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.plan.schedules import GPIPE
+from pipeplan.plan.schedules import GPIPE, SPLITTING
 from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.figure import Figure, FiguredPlan, figured, quick_step_s
 from pipeplan.planning.listed_plans import in_turns, listed_plans, uniform_plans
@@ -224,9 +224,9 @@ def with_depths(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation] | None:
 
 
 def neighbours(found: FiguredPlan, problem: Problem) -> Iterator[Plan]:
-    """The plans that differ by one move: larger depths, a replica added, removed or moved, a unit moved over a cut."""
+    """The plans that differ by one move: other depths, a replica added, removed or moved, a unit moved over a cut."""
     plan, step_s = found.plan, found.step_s
-    yield from _deeper(plan, problem)
+    yield from _other_depths(plan, problem, step_s)
     if len(plan.stages) > MOST_STAGES:
         return
     moved = [*_other_replicas(plan, problem), *_other_cuts(plan, problem)]
@@ -234,8 +234,9 @@ def neighbours(found: FiguredPlan, problem: Problem) -> Iterator[Plan]:
         yield depths.assign_depths(replace(plan, stages=tuple(stages)), problem, min(step_s, found.score.step_time_s))
 
 
-def _deeper(plan: Plan, problem: Problem) -> Iterator[Plan]:
-    """The plan with one or two more microbatches in flight at every stage except the last."""
+def _other_depths(plan: Plan, problem: Problem, step_s: float) -> Iterator[Plan]:
+    """The plan with one or two more microbatches in flight at every stage except the last, or with fewer of them, which
+    leaves memory for deferred gradients of weights."""
     if len(plan.stages) == 1 or plan.inference or plan.schedule == GPIPE:
         return
     for more in (1, 2):
@@ -243,6 +244,9 @@ def _deeper(plan: Plan, problem: Problem) -> Iterator[Plan]:
         deeper = replace(plan, stages=(*stages, plan.stages[-1]))
         versions = [replace(stage, versions=deeper.versions(index)) for index, stage in enumerate(deeper.stages)]
         yield replace(deeper, stages=tuple(versions))
+    if plan.schedule in SPLITTING:
+        for away in (0, depths.AWAY / 2):
+            yield depths.assign_depths(plan, problem, step_s, away)
 
 
 def _other_replicas(plan: Plan, problem: Problem) -> Iterator[list[Stage]]:
