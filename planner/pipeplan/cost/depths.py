@@ -17,19 +17,22 @@ from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, GPIPE, SPLITTING
 from pipeplan.problem.problem import Problem
 
-AWAY = 4
-"""Number of transfers that a minibatch in flight waits for at the boundary behind a stage: its own there and back, and
-as many of other minibatches that share its links."""
+THERE_AND_BACK = 2
+"""Number of transfers of a minibatch at the boundary behind a stage, during which the minibatch is at no stage."""
+AWAY = 2 * THERE_AND_BACK
+"""The same with the transfers of other minibatches that share the links. Under zb-h1, deferred gradients of weights
+need the memory of so many minibatches in flight."""
 HALVINGS = 20
 """Number of steps of the search for depths that fit into memory."""
 
 
-def assign_depths(plan: Plan, problem: Problem, step_time_s: float, away: float = AWAY) -> Plan:
+def assign_depths(plan: Plan, problem: Problem, step_time_s: float, away: float | None = None) -> Plan:
     """The plan under the problem's schedule, with the smallest depths that sustain one minibatch per `step_time_s`
     seconds.
 
     With a flush schedule the depths follow from the slowest resource of the plan, from memory, and from the number of
-    transfers for which a minibatch in flight is `away` from the stages, not from `step_time_s`.
+    transfers during which a minibatch is `away` from the stages (None: `THERE_AND_BACK` under zb-h1, else `AWAY`), not
+    from `step_time_s`.
     """
     if plan.inference:
         return plan
@@ -39,7 +42,8 @@ def assign_depths(plan: Plan, problem: Problem, step_time_s: float, away: float 
     links = Links.of(problem.cluster)
     times = [stage_times(plan, problem, links, index) for index in range(len(plan.stages))]
     if schedule in FLUSHING:
-        depths = _flush_depths(plan, problem, times, away)
+        usual = THERE_AND_BACK if schedule in SPLITTING else AWAY
+        depths = _flush_depths(plan, problem, times, usual if away is None else away)
     else:
         common = schedule in ACCUMULATING
         depths = depths_for(times, step_time_s * plan.copies, plan.copies, common_update=common)

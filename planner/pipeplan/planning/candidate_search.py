@@ -42,7 +42,8 @@ from pipeplan.util.deadline import Deadline
 DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "FSDP", "HSDP", "one server", "one worker"
 BY_SPEED, UNIFORM, PIPELINE, STALE = "DDP by speed", "uniform pipeline", "pipeline", "old gradients"
 NEARLY = 0.1
-"""Pipelines within this relative distance of the fastest pipeline are tried under zb-h1, which may change the order."""
+"""Pipelines within this relative distance of the fastest are tried under zb-h1 and with several stages on a worker,
+which may change the order."""
 LISTED_SIZES = 2
 """Largest number of microbatch sizes for which plans are listed. The sizes of the fastest candidates are taken."""
 
@@ -242,8 +243,8 @@ class CandidateSearch:
     def _virtual_stages(self) -> None:
         """Search plans of interleaved-1f1b and zb-v for the microbatch size of the fastest pipeline, with their own
         cuts."""
-        start = best_of([one for one in self.allowed if one.kind in (PIPELINE, UNIFORM)])
-        if start is None or len(start.plan.stages) == 1:
+        start = best_of([one for one in self.allowed if len(one.plan.stages) > 1])
+        if start is None or start.sample_s > self.fastest_s * (1 + NEARLY):
             return
         for schedule in VIRTUAL:
             try:

@@ -235,8 +235,8 @@ def neighbours(found: FiguredPlan, problem: Problem) -> Iterator[Plan]:
 
 
 def _other_depths(plan: Plan, problem: Problem, step_s: float) -> Iterator[Plan]:
-    """The plan with one or two more microbatches in flight at every stage except the last, or with fewer of them, which
-    leaves memory for deferred gradients of weights."""
+    """The plan with one or two more microbatches in flight at every stage except the last, or under zb-h1 with as many
+    or as few as are useful."""
     if len(plan.stages) == 1 or plan.inference or plan.schedule == GPIPE:
         return
     for more in (1, 2):
@@ -245,7 +245,7 @@ def _other_depths(plan: Plan, problem: Problem, step_s: float) -> Iterator[Plan]
         versions = [replace(stage, versions=deeper.versions(index)) for index, stage in enumerate(deeper.stages)]
         yield replace(deeper, stages=tuple(versions))
     if plan.schedule in SPLITTING:
-        for away in (0, depths.AWAY / 2):
+        for away in (0, depths.AWAY):
             yield depths.assign_depths(plan, problem, step_s, away)
 
 
