@@ -188,7 +188,7 @@ def check_shared(place: Place) -> None:
 
 
 def check_data_parallel(place: Place) -> None:
-    """DDP, ZeRO-1 and FSDP2 with two workers on one GPU, over Gloo: frozen weights with trained adapters."""
+    """DDP and ZeRO-1 with two workers on one GPU, over Gloo: frozen weights with trained adapters. FSDP is refused."""
     sys.path.append(str(ROOT / "tests/support"))
     from data_parallel_runs import Case, OneProcess, reference
     from feature_workers import trained
@@ -203,7 +203,13 @@ def check_data_parallel(place: Place) -> None:
             command = [sys.executable, "-m", "pipeplan_launch.supervisor", "--standalone", "--nnodes", "1"]
             command += ["--nproc-per-node", "2", "-m", "pipeplan_launch", folder, "--run-dir", folder / "run"]
             fixed = ["--transport", "gloo", "--epochs", "2", "--timeout", "30", "--restarts", "0", "--probe", "0"]
-            place.command(*command, *fixed, *options, limit_s=60, OMP_NUM_THREADS="1")
+            try:
+                place.command(*command, *fixed, *options, limit_s=60, OMP_NUM_THREADS="1")
+            except CheckFailed as error:
+                if mode == "fsdp" and "needs a GPU for every worker" in str(error):
+                    row(name, "refused in one line", str(error).rpartition(" / ")[2], "ok")
+                    continue
+                raise
             found = trained(folder / "run")
             worst = max(float((found[key] - one).abs().max() / one.abs().max()) for key, one in expected.items())
             tolerance = BF16_TOLERANCE if options else 1e-5

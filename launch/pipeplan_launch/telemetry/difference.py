@@ -36,8 +36,8 @@ AT_UPDATES = ("update_s", "sync_s")
 OWN_WORK = ("load_s", "send_s", "other_s")
 TERMS = ("forward_s", "backward_s", *AT_UPDATES, *OWN_WORK)
 PASSES, CORE = "passes", "core"
-"""Two terms: the times that a calibrated profile predicts as one sum, and waiting for a core that other programs
-use."""
+"""Two terms: times that are known only as one sum, in the prediction of a calibrated profile or in what a GPU took, and
+waiting for a core that other programs use."""
 _IN_PASSES = ("forward_s", "backward_s", *OWN_WORK)
 MACHINE, EXECUTOR, PROGRAMS, NETWORK, WAITING, LINK = "machine", "executor", "programs", "network", "waiting", "link"
 _LINES = {
@@ -126,15 +126,19 @@ def _model_of(summary: Mapping[str, Any]) -> StepTimeModel | None:
         return None
     # On GPUs and in emulations, clock minus processor time does not show whether a worker waited for a core.
     computes = summary["device"] == "cpu" and not summary["emulated"]
-    found = [_stage(entry, summary["profile"], computes) for entry in summary["stages"]]
+    found = [_stage(entry, summary, computes) for entry in summary["stages"]]
     if len(known := [stage for stage in found if stage is not None]) < len(found):
         return None
     batch = summary["accumulate"] if SCHEDULES[summary["schedule"]].flushes else None
     return StepTimeModel(known, [0, *itertools.accumulate(summary["server_sizes"])], batch)
 
 
-def _stage(entry: Mapping[str, Any], profile: str, computes: bool) -> StageBusyTimes | None:
-    """The busy times of a stage's entry in a summary; None if a time was not predicted or not measured."""
+def _stage(entry: Mapping[str, Any], summary: Mapping[str, Any], computes: bool) -> StageBusyTimes | None:
+    """The busy times of a stage's entry in a summary; None if a time was not predicted or not measured.
+
+    Kernels of a GPU run after the host has started them, so only the sum of its passes and of the host's work is known.
+    """
+    profile = summary["profile"]
     pairs, own = {name: entry[name] for name in TERMS if name in entry}, entry["measured"]
     wall = {name: pairs[name]["measured"] if name in pairs else own[name] for name in TERMS}
     predicted = {name: pairs[name]["predicted"] if name in pairs else 0.0 for name in TERMS}
@@ -142,11 +146,12 @@ def _stage(entry: Mapping[str, Any], profile: str, computes: bool) -> StageBusyT
     predicted |= {name: predicted[name] or 0.0 for name in ("backward_s", *AT_UPDATES)}
     if None in wall.values() or None in predicted.values():
         return None
-    if profile == "calibrated":
-        wall, predicted = _joined(wall, PASSES, _IN_PASSES), _joined(predicted, PASSES, _IN_PASSES)
-    elif entry.get("executor_s") is not None:  # all of the executor's own work is predicted as one sum
+    if profile != "calibrated" and entry.get("executor_s") is not None:
+        # All of the executor's own work is predicted as one sum.
         wall = _joined(wall, "other_s", OWN_WORK)
         predicted = _joined(predicted | {"other_s": entry["executor_s"]}, "other_s", OWN_WORK)
+    if profile == "calibrated" or summary["device"] != "cpu":
+        wall, predicted = _joined(wall, PASSES, _IN_PASSES), _joined(predicted, PASSES, _IN_PASSES)
     busy, cores = sum(wall.values()), float(entry["cores"] or 0)
     waited = own["others_wait_s"] or 0.0 if computes else 0.0
     shown = _without_core_wait(wall, waited) if waited and not cores else wall | {CORE: waited}
@@ -165,7 +170,10 @@ def _stage(entry: Mapping[str, Any], profile: str, computes: bool) -> StageBusyT
 
 def _joined(terms: Terms, name: str, parts: Sequence[str]) -> dict[str, float]:
     """The terms, with one sum in place of several terms that are predicted as one."""
-    return {other: value for other, value in terms.items() if other not in parts} | {name: sum(terms[p] for p in parts)}
+    return {
+        **{other: value for other, value in terms.items() if other not in parts},
+        name: sum(terms.get(part, 0.0) for part in parts),
+    }
 
 
 def _without_core_wait(wall: Terms, waited_s: float) -> dict[str, float]:

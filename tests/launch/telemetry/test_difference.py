@@ -99,6 +99,9 @@ def test_the_first_cause() -> None:
     # A calibrated prediction has the handing over of tensors in its passes.
     one = stage([0], {"forward_s": 0.015, "backward_s": 0.030}, {"forward_s": 0.01, "backward_s": 0.02, "send_s": 0.02})
     assert cause_of(0.045, 0.050, one, profile="calibrated") == ("passes", 0, 1.0)
+    # A GPU computes while its host reads the next samples: where the host waited says nothing.
+    late = stage([0], {"forward_s": 0.01, "backward_s": 0.02}, {"backward_s": 0.005, "load_s": 0.025})
+    assert cause_of(0.030, 0.040, late, device="cuda") == ("passes", 0, 1.0)
     # With a flush, four minibatches an update, and two stages of 30 ms: 5 passes in 4 step times. One stage takes
     # 40 ms: 40 + 30 + 3 · 40.
     slow = stage([1], FORWARD, {"backward_s": 0.030})
@@ -115,8 +118,8 @@ def test_a_worker_whose_core_others_use_is_told_from_a_wrong_profile() -> None:
     """All that is slower by the clock is waiting for a core. Waiting for a core that workers share is no work."""
     slow = stage([0], FORWARD, {"forward_s": 0.02, "backward_s": 0.04}, others_wait_s=0.030)
     assert cause_of(0.030, 0.060, slow) == ("core", 0, 1.0)
-    for other in ({"device": "cuda"}, {"emulated": True}):
-        assert cause_of(0.030, 0.060, slow, **other)[0] == "backward"
+    for other, kind in (({"device": "cuda"}, "passes"), ({"emulated": True}, "backward")):
+        assert cause_of(0.030, 0.060, slow, **other)[0] == kind
     wall = {"forward_s": 0.015, "backward_s": 0.030}
     stages = [stage([worker], FORWARD, wall, cpu_s=0.030, cores=2) for worker in range(2)]
     last = stage([2], FORWARD, {"forward_s": 0.013, "backward_s": 0.026, "update_s": 0.013}, cpu_s=0.040, cores=2)
