@@ -141,6 +141,7 @@ class CandidateSearch:
         self._zero_bubbles()
         for size in self._fastest_sizes(sizes):
             self._listed(size)
+        self._zero_bubbles()
         self._virtual_stages()
 
     def all_cuts(self, sizes: Sequence[int]) -> None:
