@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from pathlib import Path
@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.nested_tensors import map_tensors, tensors_in
 
 # Physical cores: processors that are threads of one core count once, according to Linux's /sys.
 
@@ -112,9 +111,10 @@ class Backend:
         """An uninitialised tensor in the host's memory, of the kind that is fastest to copy to and from the device."""
         return torch.empty(shape, dtype=dtype)
 
-    def copy_of(self, value: Any, device: torch.device) -> Any:
-        """The tensors of a nested structure on the device, for operations that are posted afterwards."""
-        return map_tensors(value, lambda one: one.to(device))
+    @contextmanager
+    def copying(self, device: torch.device) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Context with a function that copies a tensor to the device, for operations that are posted afterwards."""
+        yield lambda tensor: tensor.to(device)
 
     def synchronise(self, device: torch.device) -> None:
         """Wait until the device has finished all its work."""
@@ -150,7 +150,7 @@ class CUDA(Backend):
 
     kind, copies_to_host = "cuda", True
     _copies: Any = None
-    """The stream of `copy_of`."""
+    """The stream of `copying`."""
 
     def cards(self) -> list[str]:
         """UUIDs of the visible devices."""
@@ -177,17 +177,25 @@ class CUDA(Backend):
         """A tensor in pinned memory."""
         return torch.empty(shape, dtype=dtype, pin_memory=True)
 
-    def copy_of(self, value: Any, device: torch.device) -> Any:
-        """Copies through pinned memory and in a stream of its own, so that nothing waits for earlier passes."""
+    @contextmanager
+    def copying(self, device: torch.device) -> Iterator[Callable[[Tensor], Tensor]]:
+        """The function copies through pinned memory and in a stream of its own, so that nothing waits for earlier
+        passes.
+        """
         self._copies = self._copies or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        pinned = map_tensors(value, lambda one: one.pin_memory() if _can_be_pinned(one) else one)
+        copied: list[Tensor] = []
+
+        def copy(tensor: Tensor) -> Tensor:
+            pinned = tensor.pin_memory() if _can_be_pinned(tensor) else tensor
+            copied.append(pinned.to(device, non_blocking=True))
+            return copied[-1]
+
         with torch.cuda.stream(self._copies):
-            copied = map_tensors(pinned, lambda one: one.to(device, non_blocking=True))
+            yield copy
         computing = torch.cuda.current_stream(device)
         computing.wait_stream(self._copies)
-        for one in tensors_in(copied):
+        for one in copied:
             one.record_stream(computing)  # or a later copy could take its memory too early
-        return copied
 
     def synchronise(self, device: torch.device) -> None:
         """Wait for all streams of the device."""

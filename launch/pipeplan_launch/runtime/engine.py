@@ -21,6 +21,7 @@ from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss import LossState
+from pipeplan_launch.job.nested_tensors import map_tensors
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan
@@ -253,7 +254,8 @@ class Engine:
         if batch.names:
             self.place.job.check_names(batch)
         inputs, target = [batch.inputs[position] for position in wanted], batch.target if self.place.is_last else None
-        copied: tuple[list[Tensor], Any] = backend_of(self.place.device).copy_of((inputs, target), self.place.device)
+        with backend_of(self.place.device).copying(self.place.device) as copy:
+            copied: tuple[list[Tensor], Any] = map_tensors((inputs, target), copy)
         return copied
 
     def _minibatches_to_read(self) -> list[int]:
