@@ -16,6 +16,7 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
+from pipeplan.planning.figure import by_updates_s, lengths_of_updates
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.planning.virtual_stages.virtual_cuts import VirtualShape, cuts_to_try
@@ -27,7 +28,7 @@ from pipeplan.rendering.plan_folder import write_plan
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.scenario import read_scenario
-from pipeplan.util.deadline import Deadline
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.stage_files import load_plan
 
 INTERLEAVED, ZERO = "interleaved-1f1b", "zb-v"
@@ -97,6 +98,29 @@ def test_the_search_takes_all_workers_and_beats_one_stage_each() -> None:
     flushing = next(one for one in outcome.baselines if one.name == "best plan of 1f1b-flush")
     assert flushing.step_time_s is not None
     assert outcome.evaluation.step_time_s < flushing.step_time_s
+
+
+def test_no_cuts_of_a_small_model_are_faster() -> None:
+    """Links that messages crowd decide, which the formulas hardly charge, so every list of cuts is simulated."""
+    chance, misled = random.Random(5), 0
+    for _ in range(6):
+        times = [(chance.choice([1e-3, 4e-3]), chance.choice([2e-3, 8e-3])) for _ in range(6)]
+        sizes = [chance.choice([10**4, 10**6, 10**7]) for _ in range(5)]
+        problem = problem_of(times, ZERO, 6, 2, message_bytes=sizes, max_replicas=1)
+        cuts = itertools.combinations(range(1, 6), 3)
+        plans = [plan_at(problem, VirtualShape(ZERO, 2, 2, 1), places) for places in cuts]
+        scored = [(evaluate(plan, problem).step_time_s, _simulated_s(plan, problem)) for plan in plans]
+        misled += min(scored)[1] > min(time for _, time in scored) * 1.001
+        found = search_virtual(problem).plans[0]
+        assert found.step_s <= min(time for _, time in scored) * (1 + 1e-9)
+    assert misled
+
+
+def _simulated_s(plan: Plan, problem: Problem) -> float:
+    scenario = scenario_of_plan(plan, problem, evaluate(plan, problem))
+    lengths = lengths_of_updates(scenario, plan)
+    assert lengths is not None
+    return by_updates_s(scenario, lengths, NO_DEADLINE)
 
 
 def test_memory_is_that_of_all_stages_of_a_worker_and_decides_what_recomputes() -> None:
