@@ -201,13 +201,20 @@ class CandidateSearch:
             gap=gap,
         )
         self.finished = self.finished and not ends.passed
-        if one is not None:
+        if one is not None and self._may_be_compared(one):
             # Keep the candidate first, so that it is not lost if Ctrl-C comes during the improvement.
             self._keep([one])
             self.found[-1] = improved(self.found[-1], self._search_in(problem, 0.4))
             bound_s = min(bound_s, self.found[-1].figure.step_s)
         if kind == PIPELINE:
             self.bounds.learn(size, bound_s / size)
+
+    def _may_be_compared(self, one: Candidate) -> bool:
+        """Whether a candidate was simulated if other pipelines were. Otherwise its formula, a lower bound, would win
+        against their figures."""
+        pipelines = [other for other in self.allowed if len(other.plan.stages) > 1]
+        others = any(other.figure.simulated_s is not None for other in pipelines)
+        return len(one.plan.stages) == 1 or one.figure.simulated_s is not None or not others
 
     def _zero_bubbles(self) -> None:
         """Try zb-h1 with the stages of the fastest pipeline of each kind and size, if it is nearly the fastest of

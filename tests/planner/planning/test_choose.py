@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from brute_force import best
@@ -18,9 +19,11 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.from_options.choose_order import choose_order, distinct_orders, in_order
 from pipeplan.from_options.option_fields import options_for
-from pipeplan.planning.candidate_search import DDP, ONE_SERVER, UNIFORM, ZERO_1
+from pipeplan.planning import candidate_search
+from pipeplan.planning.candidate_search import DDP, ONE_SERVER, PIPELINE, UNIFORM, ZERO_1
+from pipeplan.planning.candidates import Candidate
 from pipeplan.planning.choose import Choice, choose
-from pipeplan.planning.figure import TOLERANCE
+from pipeplan.planning.figure import TOLERANCE, Figure
 from pipeplan.planning.local_search import PlanSearch
 from pipeplan.planning.question import ANY, Machines, Question, sizes_for
 from pipeplan.problem.options import Sharding
@@ -107,6 +110,24 @@ def test_ctrl_c_leaves_the_candidate_that_is_being_improved(monkeypatch: pytest.
     choice = choose(Question(machines, options_for("cuda")))
     assert choice.taken.kind == DDP, "the first candidate"
     assert (choice.interrupted, choice.finished) == (True, False)
+
+
+def test_a_pipeline_that_no_time_was_left_to_simulate_does_not_win_by_its_formula(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = candidate_search.candidate_of
+
+    def unsimulated(kind: str, *given: Any, **named: Any) -> tuple[Candidate | None, float]:
+        one, bound_s = found(kind, *given, **named)
+        if kind == PIPELINE and one is not None:
+            one = replace(one, figure=Figure(one.figure.formula_s / 10, note="no time was left to simulate it"))
+        return one, bound_s
+
+    monkeypatch.setattr(candidate_search, "candidate_of", unsimulated)
+    machines = Machines(pipeplan.read_profile("mnist-v100"), pipeplan.cluster("A"))
+    choice = choose(Question(machines, options_for("cuda")))
+    assert len(choice.rivals) > 2
+    assert choice.taken.figure.simulated_s is not None
 
 
 def test_the_bounds_are_those_of_all_candidates_and_plan_json_has_the_choice() -> None:
