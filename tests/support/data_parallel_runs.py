@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ from toy_workers import stage_contents, write_plan
 from worker_host import Ended, start_attempt
 
 from pipeplan_launch import Data, Job, __main__, load_job
+from pipeplan_launch.devices.backend import Backend
 from pipeplan_launch.job.pass_conditions import autocast, mix_seed, seed_forward
+from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
 
 class EightBits(Tensor):
@@ -264,6 +267,13 @@ def reference(name: str) -> str:
     return f"{__file__}:{name}"
 
 
+def on_shared_devices(arguments: list[str]) -> int | None:
+    """A worker that shares a GPU with others, as its rank assignment says."""
+    Backend.copies_to_host = True
+    RankAssignment.own_device_each = lambda _self: False  # type: ignore[method-assign]
+    return __main__.main(arguments)
+
+
 @dataclass(frozen=True)
 class Case:
     """A job and a data-parallel plan."""
@@ -292,12 +302,19 @@ class Case:
         return write_plan(folder, [content | shared])
 
     def start(
-        self, folder: Path, *options: str, run: str = "run", store: Any = None, name: str = "worker", **variables: str
+        self,
+        folder: Path,
+        *options: str,
+        run: str = "run",
+        store: Any = None,
+        name: str = "worker",
+        main: Callable[[list[str]], int | None] = __main__.main,
+        **variables: str,
     ) -> Ended:
         """The workers of a run of a plan folder, to their end. `variables`: of their environment."""
         arguments = [str(folder), "--run-dir", str(folder / run), "--threads", "1", "--probe", "0", *options]
         given, more = [(arguments,)] * self.replicas, [variables] * self.replicas
-        return start_attempt(__main__.main, given, folder, store=store, variables=more, name=name).finish()
+        return start_attempt(main, given, folder, store=store, variables=more, name=name).finish()
 
     def train(self, folder: Path, *options: str, run: str = "run", **shared: Any) -> Path:
         """The run folder of a run that ends well."""

@@ -20,8 +20,8 @@ from pipeplan.problem.problem import Problem
 THERE_AND_BACK = 2
 """Number of transfers of a minibatch at the boundary behind a stage, during which the minibatch is at no stage."""
 AWAY = 2 * THERE_AND_BACK
-"""The same with the transfers of other minibatches that share the links. Under zb-h1, deferred gradients of weights
-need the memory of so many minibatches in flight."""
+"""Number of such transfers if each one waits for another minibatch's transfer on the same links. Under zb-h1, so many
+minibatches in flight would leave no memory for deferred gradients of weights."""
 HALVINGS = 20
 """Number of steps of the search for depths that fit into memory."""
 

@@ -32,7 +32,7 @@ class LayerTotals:
     units: tuple[int, ...]
     """Indices of the units."""
     bits: int
-    """The same as a bit set."""
+    """Indices of the units as a bit set."""
     sums: dict[str, float]
     """The sum of every figure of `SUMS`."""
     backward_s: float

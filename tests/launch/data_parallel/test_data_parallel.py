@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from data_parallel_runs import SLEEP_S, Case, assert_equal_to_one_process, reference
+from data_parallel_runs import SLEEP_S, Case, assert_equal_to_one_process, on_shared_devices, reference
 from extents import slow_but_for
 from feature_workers import trained
 from launching import curve
@@ -314,6 +314,14 @@ def test_training_goes_on_as_if_no_worker_had_been_lost(tmp_path: Path, mode: st
     assert curve(folder / "run") == curve(whole)
     expected, found = trained(whole), trained(folder / "run")
     assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_fsdp_refuses_workers_that_share_a_gpu(tmp_path: Path) -> None:
+    """Over Gloo, torch would end with SIGSEGV."""
+    case = Case("adapted", "fsdp", 2, 4)
+    ended = case.start(case.write(tmp_path / "plan"), "--epochs", "1", main=on_shared_devices)
+    assert ended.statuses == [2, 2]
+    assert "error: FSDP needs a GPU for every worker, and here some share one: " in ended.err
 
 
 ENGINES = [("zero1", 2, 1), ("fsdp", 3, 1), ("", 1, 1), ("ddp", 2, 1)]
